@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.random import mtrand
 
-from discreet.core.secret_draws import KeyedWorker, SecretDraws, default_generators
+from discreet.core.secret_draws import KeyedWorker, SecretDraws, default_generators, seed_default_generators
 from discreet.core.streams import Streams
 
 
@@ -161,3 +161,11 @@ def test_devices_are_seeded_with_64_bits() -> None:
 def test_the_own_generators_are_those_of_devices_in_use() -> None:
     assert default_generators()[0] is torch.default_generator
     assert len(default_generators()) == 1 + torch.cuda.device_count()
+
+
+def test_seeds_for_made_up_values_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.random.fork_rng():
+        expected = torch.manual_seed(5).get_state()
+        monkeypatch.setattr(torch.cuda, "manual_seed_all", None)  # it would format the stack
+        seed_default_generators(5)
+        assert torch.equal(torch.get_rng_state(), expected)

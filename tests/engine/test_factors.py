@@ -195,6 +195,16 @@ def test_weights_are_never_rounded_up(dtype: torch.dtype) -> None:
         assert found[9:].tolist() == [largest, 0.0]
 
 
+def test_weights_in_range_stay_as_they_are() -> None:
+    """They are brought into range once for all parameters; each part looks again."""
+    tiny = torch.finfo(SINGLE).tiny
+    weights = torch.tensor([[tiny, 0.3, 1.0]])
+    assert in_range(weights, SINGLE) is weights
+    assert in_range(torch.tensor([tiny / 3, 0.3, math.nan, math.inf]), SINGLE).tolist() == [
+        *(0.0, pytest.approx(0.3), 0.0, 0.0)
+    ]
+
+
 def test_a_plain_cast_would_round_a_weight_up() -> None:
     """||g|| = 4e44 needs the weight 2.5e-45, which float32 rounds up to 2.8e-45: 12 % above the clip."""
     settled = BoundedFactors(Outer(torch.full((1, 1, 1), 2e22), torch.full((1, 1, 1), 2e22), (1, 1)))

@@ -301,6 +301,26 @@ def test_every_dtype_shape_and_nan_is_compared(dtype: torch.dtype) -> None:
         before.compare_between(model)
 
 
+@pytest.mark.parametrize("replaced", [torch.t, lambda weight: weight[:, :3]])
+def test_other_data_in_the_same_tensor_is_compared(replaced: Callable[[Tensor], Tensor]) -> None:
+    """Torch counts no write where `.data` is replaced: memory is read again only where it is the same."""
+    model = nn.Linear(4, 4)
+    before = Snapshot(model)
+    model.weight.data = replaced(model.weight.data)
+    with pytest.raises(Refused, match="got weight changed"):
+        before.compare(model)
+
+
+def test_memory_of_another_type_is_compared() -> None:
+    """Address, sizes and strides are the same, but half as many bytes belong to the tensor."""
+    model = nn.Module()
+    model.register_buffer("one", torch.ones(8))
+    before = Snapshot(model)
+    model.one.data = model.one.data.view(torch.float16)[:8]
+    with pytest.raises(Refused, match="got one changed"):
+        before.compare(model)
+
+
 # Losses after refused ones --------------------------------------------------------------------------------
 
 

@@ -143,6 +143,16 @@ def default_generators() -> tuple[torch.Generator, ...]:
     return torch.default_generator, *on_devices
 
 
+def seed_default_generators(seed: int) -> None:
+    """Seed torch's own generators, for runs on made-up values that have to draw the same again.
+
+    `torch.manual_seed` does more: for each kind of device that is not in use it keeps the seed for later, with a text
+    of the whole stack, which takes 3 ms.
+    """
+    for generator in default_generators():
+        generator.manual_seed(seed)
+
+
 @cache
 def _has_mps() -> bool:
     return torch.backends.mps.is_available()  # the same for a whole process

@@ -6,6 +6,7 @@ Index legend: N contributions, Q queries, G groups of parameters, D coordinates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol, final
 
 import torch
@@ -47,7 +48,7 @@ class Contributions(Protocol):
     def discard(self) -> None:
         """Forget the micro-batch."""
 
-    def full_precision(self) -> torch.autocast:
+    def full_precision(self) -> AbstractContextManager[object]:
         """A block in which autocast rounds nothing."""
 
     def holders(self, world: World) -> World:
@@ -104,7 +105,7 @@ class GivenVectors(Contributions):
     def discard(self) -> None:
         self._rows_ND = self.zeros(0)
 
-    def full_precision(self) -> torch.autocast:
+    def full_precision(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, enabled=False)
 
     def _parts(self, mask: Mask | None) -> list[Tensor]:

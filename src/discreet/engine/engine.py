@@ -11,7 +11,7 @@ weights. Index legend: N records (units, if records have owners), Q queries, G g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from discreet.engine.custom_backward import run_backward
 from discreet.engine.factors.collector import Collector, Settle
 from discreet.engine.factors.gradients import Gradients, KeptFactors, KeptGradients, RepeatedGradients, fill_rows
 from discreet.engine.factors.groups import UnitRows
-from discreet.engine.factors.parts import GradientBuffer, root_of_squares
+from discreet.engine.factors.parts import GradientBuffer, in_range, root_of_squares
 from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
 from discreet.engine.model_state import Snapshot
@@ -200,9 +200,10 @@ class Engine:
             self.sharding.rest()
             refuse_reduced(self._trained)
 
-    def full_precision(self) -> torch.autocast:
+    def full_precision(self) -> AbstractContextManager[object]:
         """A block in which autocast, which may be on around the user's step, rounds no product: norms must hold."""
-        return torch.autocast(self.device.type, enabled=False)
+        kind = self.device.type
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
     @torch.no_grad()
     def norms(self, groups: Groups | None = None, mask: Mask | None = None) -> Tensor:
@@ -223,10 +224,10 @@ class Engine:
             f"{list(weights_QGN.shape)} and {list(totals_Q.shape)}",
             "give one weight per query, group and record",
         )
-        good = self.finite()
-        index = None if bool(good.all()) else good.nonzero().flatten()
-        by_parameter = [weights_QGN[:, 0]] * len(self.layout.names)
-        for group, weights_QN in zip(groups, weights_QGN.unbind(1), strict=True):
+        index = None if bool((good := self.finite()).all()) else good.nonzero().flatten()
+        of_groups = in_range(weights_QGN, totals_Q.dtype).unbind(1)  # here for all parameters at once
+        by_parameter = [of_groups[0]] * len(self.layout.names)
+        for group, weights_QN in zip(groups, of_groups, strict=True):
             for parameter in group:
                 by_parameter[parameter] = weights_QN
         self._sums.add(gradients, by_parameter, totals_Q, index, mask)
@@ -235,7 +236,6 @@ class Engine:
         """Take part in the sums of a sharded model without a record; other models need nobody else."""
         self._sums.add_nothing(totals_Q)
 
-    @torch.no_grad()
     def finite(self) -> Tensor:
         """Which records take part: those whose whole gradient is finite, [N]."""
         return torch.stack(self._each_norm(None)).isfinite().all(0)

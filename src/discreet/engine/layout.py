@@ -41,7 +41,7 @@ class Layout:
     def views(self, flat: Tensor) -> list[Tensor]:
         """The parameters' shapes as views of `flat`, whose last axis is the coordinates."""
         lead = flat.shape[:-1]
-        pieces = flat.split(self.sizes, dim=-1)
+        pieces = flat.split_with_sizes(self.sizes, dim=-1)
         return [piece.view((*lead, *shape)) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
 

@@ -4,11 +4,13 @@ Torch counts the writes to a tensor, but not those through NumPy, through `.data
 So contents are compared as well: all of the buffers up to 4 MB, and the ends of everything else.
 """
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from discreet.core.check import refuse
 from discreet.engine.proof.declared import DECLARED
 from discreet.engine.proof.lineage import version_of
 from discreet.engine.shards.local import local_of
-from discreet.engine.support import tensors_of
+from discreet.engine.support import modules_in, tensors_of
 
 MOST_BUFFERS: Final = 4 << 20  # bytes of buffers that are compared in full
 _END: Final = 4096  # bytes that are compared at both ends of a larger tensor
@@ -32,6 +34,55 @@ class _Seen:
     version: int
     content: bytes
     is_whole: bool  # whether `content` is all of it
+    memory: _Memory | None  # where the content lies, if it can be read there again
+
+    @classmethod
+    def of(cls, tensor: Tensor, *, whole: bool) -> _Seen:
+        memory = _Memory.of(tensor, whole)
+        content = _copy_of(tensor, whole) if memory is None else memory.read()
+        return cls(tensor, version_of(tensor), content, whole, memory)
+
+    def has_content_of(self, now: Tensor) -> bool:
+        """Whether a tensor has the same content, as far as it is known."""
+        if self.memory is not None and self.tensor is now and self.memory.is_of(now):
+            return self.memory.read() == self.content
+        memory = _Memory.of(now, self.is_whole)
+        return self.content == (_copy_of(now, self.is_whole) if memory is None else memory.read())
+
+
+class _Memory(NamedTuple):
+    """Memory that holds a dense tensor, in order: where it begins, and how many bytes of it are compared.
+
+    size, stride, dtype  of the tensor: with these and the address it is the same memory in the same order
+    """
+
+    address: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    nbytes: int
+    is_whole: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor, whole: bool) -> _Memory | None:
+        """None for a tensor that is elsewhere, or in no order."""
+        is_dense = tensor.layout == torch.strided and not tensor.is_meta
+        if not is_dense or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            return None
+        nbytes = tensor.nbytes
+        return cls(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), nbytes, whole or nbytes <= 2 * _END)
+
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether the same tensor is still there."""
+        is_there = tensor.data_ptr() == self.address and tensor.dtype is self.dtype
+        return is_there and tensor.shape == self.size and tensor.stride() == self.stride
+
+    def read(self) -> bytes:
+        """The bytes, or those at the ends: a copy, and much faster than one through NumPy for small tensors."""
+        start, size = self.address, self.nbytes
+        if self.is_whole:
+            return ctypes.string_at(start, size)
+        return ctypes.string_at(start, _END) + ctypes.string_at(start + size - _END, _END)
 
 
 @final
@@ -39,14 +90,14 @@ class Snapshot:
     """Which tensors a model holds, how often they were written to, and what they contain."""
 
     def __init__(self, model: nn.Module) -> None:
-        buffers = {id(buffer) for buffer in model.buffers()}
+        buffers = {id(buffer) for module in modules_in(model) for buffer in module._buffers.values()}
         room = MOST_BUFFERS
         self._seen: list[_Seen] = []
         for tensor in map(local_of, tensors_of(model)):
             whole = tensor.nbytes <= 2 * _END
-            if id(tensor) in buffers and not whole and tensor.nbytes <= room:
+            if not whole and tensor.nbytes <= room and id(tensor) in buffers:
                 whole, room = True, room - tensor.nbytes
-            self._seen.append(_Seen(tensor, version_of(tensor), _content(tensor, whole), whole))
+            self._seen.append(_Seen.of(tensor, whole=whole))
 
     def compare(self, model: nn.Module) -> None:
         """Refuse a model whose buffers or parameters were written to, or replaced, during a forward pass."""
@@ -93,7 +144,7 @@ class Gradients:
         for parameter in parameters:
             assert parameter.grad is not None
             gradient = local_of(parameter.grad)
-            self._seen.append((parameter, _Seen(gradient, version_of(gradient), _content(gradient, False), False)))
+            self._seen.append((parameter, _Seen.of(gradient, whole=False)))
 
     def are_untouched(self) -> bool:
         """Whether no gradient was written to, replaced or removed since."""
@@ -107,7 +158,7 @@ class Gradients:
 
 
 def _is_untouched(seen: _Seen, now: Tensor) -> bool:
-    return seen.tensor is now and seen.version == version_of(now) and seen.content == _content(now, seen.is_whole)
+    return seen.tensor is now and seen.version == version_of(now) and seen.has_content_of(now)
 
 
 def _is_equal(seen: _Seen, now: Tensor) -> bool:
@@ -123,21 +174,18 @@ def _has_content_of(seen: _Seen, now: Tensor) -> bool:
         return False
     if not seen.is_whole and not (seen.tensor is now and seen.version == version_of(now)):
         return False
-    return seen.content == _content(now, seen.is_whole)
+    return seen.has_content_of(now)
 
 
-def _content(tensor: Tensor, whole: bool) -> bytes:
-    """The bytes of a tensor, or those at its ends."""
+def _copy_of(tensor: Tensor, whole: bool) -> bytes:
+    """The bytes of a tensor that is not on this machine's own memory in order, or those at its ends."""
     if tensor.layout != torch.strided or tensor.is_meta:
         return b""
-    bare = tensor
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        with torch._C.DisableTorchFunction():
-            bare = tensor.detach().cpu().contiguous()
-    start, size = bare.data_ptr(), bare.nbytes
-    if whole or size <= 2 * _END:
-        return ctypes.string_at(start, size)  # a copy, and much faster than one through NumPy for small tensors
-    return ctypes.string_at(start, _END) + ctypes.string_at(start + size - _END, _END)
+    with torch._C.DisableTorchFunction():
+        copied = tensor.detach().cpu().contiguous()
+    memory = _Memory.of(copied, whole)
+    assert memory is not None
+    return memory.read()
 
 
 @final

@@ -86,7 +86,8 @@ def modules_in(model: nn.Module) -> list[nn.Module]:
         module = ahead.pop()
         if module not in found:
             found[module] = None
-            ahead += [part for part in reversed(module._modules.values()) if part is not None]
+            if module._modules:  # nearly all have no parts
+                ahead += [part for part in reversed(module._modules.values()) if part is not None]
     return list(found)
 
 

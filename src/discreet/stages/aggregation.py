@@ -162,7 +162,7 @@ class Aggregation:
         in_parts  give each process the sums of its own part of the active coordinates only, and zeros elsewhere
         """
         holders = self._engine.holders(world)  # a sharded model has summed over the others already
-        for vector in self._vectors:
+        for vector in self._vectors.unbind():
             self._sum_(vector, holders.sum_parts_ if in_parts else holders.sum_, holders)
         if len(self._scalars):  # a public number
             world.sum_(self._scalars)

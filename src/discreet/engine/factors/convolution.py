@@ -64,7 +64,7 @@ class Convolution(WriteOnce):
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
         self._seal.check()
-        for weights_N, total in zip(weights_QN, total_Q, strict=True):
+        for weights_N, total in zip(weights_QN.unbind(), total_Q.unbind(), strict=True):
             scales = share(weights_N, *self.lengths, prefer_left=False, dtype=total.dtype)
             images, outputs = (
                 values.to(total.dtype) if scale is None else self._scaled(values.to(total.dtype), scale)

@@ -44,7 +44,7 @@ class Outer(WriteOnce):
 
     def __init__(self, left_NPA: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
         self.left_NPA, self.right_NPB = widen(left_NPA), widen(right_NPB)
-        self.records, self.shape, self.device = len(right_NPB), tuple(shape), right_NPB.device
+        self.records, self.shape, self.device = right_NPB.shape[0], tuple(shape), right_NPB.device
         self.dtype = torch.promote_types(self.left_NPA.dtype, self.right_NPB.dtype)
         self._seal = VersionGuard(self.left_NPA, self.right_NPB)
 
@@ -74,7 +74,7 @@ class Outer(WriteOnce):
         self._seal.check()
         A, B = self.left_NPA.shape[2], self.right_NPB.shape[2]
         left, right = self.left_NPA.to(total_Q.dtype), self.right_NPB.to(total_Q.dtype)
-        for weights_N, total in zip(weights_QN, total_Q, strict=True):
+        for weights_N, total in zip(weights_QN.unbind(), total_Q.unbind(), strict=True):
             on_left, on_right = share(weights_N, *self.lengths, prefer_left=A <= B, dtype=total.dtype)
             scaled_left = left if on_left is None else left * on_left.view(-1, 1, 1)
             scaled_right = right if on_right is None else right * on_right.view(-1, 1, 1)
@@ -100,7 +100,7 @@ class OneHot:
 
     def __init__(self, index_NP: Tensor, right_NPB: Tensor, shape: Sequence[int]) -> None:
         self.index_NP, self.right_NPB = _distinct(index_NP, widen(right_NPB))
-        self.records, self.dtype, self.shape = len(right_NPB), self.right_NPB.dtype, tuple(shape)
+        self.records, self.dtype, self.shape = right_NPB.shape[0], self.right_NPB.dtype, tuple(shape)
         self._seal = VersionGuard(self.index_NP, self.right_NPB)
 
     def measure(self) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,7 @@ class OneHot:
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
         self._seal.check()
         rows = self.index_NP.flatten()
-        for weights_N, total in zip(in_range(weights_QN, total_Q.dtype), total_Q, strict=True):
+        for weights_N, total in zip(in_range(weights_QN, total_Q.dtype).unbind(), total_Q.unbind(), strict=True):
             scaled = self.right_NPB.to(total_Q.dtype) * weights_N.view(-1, 1, 1)
             total.index_add_(0, rows, scaled.flatten(0, 1))
 
@@ -175,6 +175,8 @@ def convolution(images: Tensor, outputs: Tensor, shape: Sequence[int], geometry:
 
 def joined(parts: Sequence[Leaf], shape: Sequence[int]) -> Part:
     """One part for all uses of a parameter."""
+    if len(parts) == 1:
+        return parts[0]
     outers = [part for part in parts if isinstance(part, Outer)]
     hots = [part for part in parts if isinstance(part, OneHot)]
     if len(outers) > 1:

@@ -34,6 +34,7 @@ KEEP_IN_ALL = 1 << 28
 CACHED_ELEMENTS = 1 << 22
 # Squares are added up in blocks of this many and the blocks in float64: no small square is ever lost.
 _BLOCK = 128
+_LARGEST = torch.finfo(torch.float64).max
 
 
 class Part(Protocol):
@@ -104,7 +105,10 @@ def in_range(weights: Tensor, dtype: torch.dtype) -> Tensor:
 
     A subnormal number may be rounded up by half of itself: it becomes zero. What is not finite becomes zero.
     """
-    weights, limits = weights.double(), torch.finfo(dtype)
+    limits = torch.finfo(dtype)
+    if weights.dtype == dtype and _within(weights, limits.tiny, limits.max):
+        return weights  # as it was given for another parameter before
+    weights = weights.double()
     if _within(sizes := weights.abs(), limits.tiny, limits.max):
         return weights.to(dtype)
     kept = torch.where(weights.isfinite() & (sizes >= limits.tiny), weights, 0.0)
@@ -127,6 +131,12 @@ def _block_of(columns: int) -> int:
     return next((size for size in range(_BLOCK, _BLOCK // 4, -1) if columns % size == 0), _BLOCK)
 
 
+@cache
+def _least_norm(columns: int, dtype: torch.dtype) -> float:
+    """The least norm of so many numbers whose squares lose no digits."""
+    return math.sqrt(columns * torch.finfo(dtype).tiny * 2.0**26)
+
+
 def row_norms(tensor: Tensor) -> Tensor:
     """Norms over everything but the first axis, float64, relative error below 2^-17 at every magnitude."""
     rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
@@ -143,8 +153,8 @@ def row_norms(tensor: Tensor) -> Tensor:
             pieces = torch.cat([pieces, rest], 1)
         norms = torch.linalg.vector_norm(pieces, dim=1)
     # Where squares overflow or lose digits, measure again, scaled by the largest entry.
-    floor = math.sqrt(columns * torch.finfo(flat.dtype).tiny * 2.0**26)
-    if columns and not _within(norms, floor, torch.finfo(torch.float64).max):
+    floor = _least_norm(columns, flat.dtype)
+    if columns and not _within(norms, floor, _LARGEST):
         _measure_again(flat, norms, ~((norms >= floor) & norms.isfinite()))
     return norms
 
@@ -257,7 +267,7 @@ class FormedGradients:
 
     def __init__(self, grads_N: Tensor, norms: Tensor | None = None) -> None:
         self.grads_N = widen(grads_N)
-        self.records, self.dtype, self.shape = len(grads_N), self.grads_N.dtype, tuple(grads_N.shape[1:])
+        self.records, self.dtype, self.shape = grads_N.shape[0], self.grads_N.dtype, tuple(grads_N.shape[1:])
         self._norms, self._seal = norms, VersionGuard(self.grads_N)
 
     @property

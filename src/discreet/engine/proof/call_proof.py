@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import _engine_run_backward as _run_backward
 
+from discreet.core.secret_draws import seed_default_generators
 from discreet.engine.proof.generic_values import (
     BY_SIZE,
     SEED,
@@ -356,8 +357,7 @@ class _Proof:
         if not pairs:
             return [None] * len(wanted), pulls
         tensors, gradients = zip(*((tensor, pull.to(tensor.dtype)) for tensor, pull in pairs), strict=True)
-        # torch.autograd.grad, which imports sympy to compare shapes: half a second.
-        inputs = tuple(roots[i] for i in wanted)
+        inputs = tuple(roots[i] for i in wanted)  # torch.autograd.grad imports sympy for this: half a second
         return _run_backward(tensors, gradients, False, False, inputs, True, accumulate_grad=False), pulls
 
     # -- values ----------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ class _Proof:
         versions = [copy._version for copy in copies]
         args, kwargs = self.call.rebuild(copies, records)
         if self.draws is not False:
-            torch.manual_seed(SEED)
+            seed_default_generators(SEED)
         try:
             with torch.set_grad_enabled(keep_graph):
                 result = STAND_INS.get(self.call.func, self.call.func)(*args, **kwargs)

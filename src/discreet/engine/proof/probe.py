@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import Refused, refuse, require
+from discreet.core.secret_draws import seed_default_generators
 from discreet.engine.proof.axes import OUTPUT, AxisSearch, same_for_every_size
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.generic_values import separating
@@ -136,7 +137,7 @@ def forked_generator(device: torch.device, seed: int) -> Iterator[None]:
     """Torch's global generators, seeded inside the block and restored after it: the same draws in every pass."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        seed_default_generators(seed)
         yield
 
 
