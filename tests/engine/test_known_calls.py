@@ -42,6 +42,11 @@ def roles(model: Any, x: Tensor, late: bool) -> Tensor:
     return doubled - (shifted if not late else doubled)
 
 
+def takes_the_mean(model: Any, x: Tensor, late: bool) -> Tensor:
+    doubled, mean = x * 2, x.mean(0, keepdim=True).expand_as(x)
+    return doubled - (x if not late else mean)  # the same call, on a tensor that mixes records
+
+
 def writes_the_mean(model: Any, x: Tensor, late: bool) -> Tensor:
     hidden = x * 2
     first = hidden.relu()
@@ -224,7 +229,16 @@ def a_failed_call(model: Any, x: Tensor, late: bool) -> Tensor:
 
 
 ATTACKS: list[Hidden] = [
-    *(roles, writes_the_mean, writes_a_view, writes_by_numpy, writes_by_out, other_memory, other_number),
+    *(
+        roles,
+        takes_the_mean,
+        writes_the_mean,
+        writes_a_view,
+        writes_by_numpy,
+        writes_by_out,
+        other_memory,
+        other_number,
+    ),
     *(
         other_kind_of_number,
         zero_of_another_sign,
