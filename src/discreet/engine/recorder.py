@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.checkpointed import CheckpointedRegion, Repeating, checkpoint_frame
+from discreet.engine.checkpointed import CheckpointedRegion, Repeating, checkpoint_frame, hooks_on_saved_tensors
 from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.trace.capture import (
     Call,
@@ -89,7 +89,8 @@ class Recorder:
         self.repeating: Repeating | None = None  # watches checkpointed regions that run again
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        self._region(self._position)
+        if hooks_on_saved_tensors(False) is not None:
+            self._region(self._position)
         result = func(*args, **kwargs)
         if self._marks.follow(func, args, tensors, result):
             path = self._script.path

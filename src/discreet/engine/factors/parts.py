@@ -160,6 +160,18 @@ def _measure_again(flat: Tensor, norms: Tensor, odd: Tensor) -> None:
         norms[index] = torch.linalg.vector_norm(flat[index].double() / scale, dim=1) * scale.squeeze(1)
 
 
+def length_bound(tensor: Tensor) -> float:
+    """At least the norm of every part of a tensor, and infinite where one rough pass cannot tell.
+
+    Added in float32, in whatever order, up to 2^22 squares lose at most a quarter of their sum, and those that vanish
+    are less than a sixteenth of it here: the norm is less than 1.25 times what was found.
+    """
+    if tensor.numel() > 1 << 22:
+        return math.inf
+    length = float(torch.linalg.vector_norm(tensor))
+    return 1.25 * length if length >= 4 * math.sqrt(tensor.numel() * torch.finfo(tensor.dtype).tiny) else math.inf
+
+
 def root_of_squares(norms: Sequence[Tensor]) -> Tensor:
     """sqrt(sum of squares), scaled so that no square overflows or vanishes."""
     stacked = torch.stack(list(norms))
@@ -209,6 +221,10 @@ class WriteOnce(Part, Protocol):
     def absolute(self) -> Tensor:
         """Bounds on the sums of absolute products, float64, [N]."""
 
+    def largest(self) -> Tensor | None:
+        """Upper bounds on `absolute` that cost less, [N]; None where there are none."""
+        return None
+
     def instantiate(self, start: int, stop: int) -> Tensor:
         grads = torch.empty(stop - start, *self.shape, dtype=self.dtype, device=self.device)
         self.write(start, stop, grads)
@@ -237,7 +253,11 @@ class GradientBuffer:
             some = grads_N[at : at + step]
             part.write(at, at + len(some), some)
             norms.append(row_norms(some))
-        return FormedGradients(grads_N, repaired(part, grads_N, torch.cat(norms), part.absolute()))
+        found = norms[0] if len(norms) == 1 else torch.cat(norms)
+        largest = part.largest()
+        if largest is None or not bool((found >= CANCELLATION * largest).all()):
+            found = repaired(part, grads_N, found, part.absolute())
+        return FormedGradients(grads_N, found)
 
 
 def repaired(part: Part, grads_N: Tensor, norms: Tensor, absolute: Tensor) -> Tensor:
