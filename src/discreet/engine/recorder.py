@@ -44,11 +44,22 @@ def _matmul(input: Tensor, other: Tensor) -> Tensor:
     return torch.matmul(input.contiguous() if input.dim() > 2 >= other.dim() else input, other)
 
 
+def _einsum(*args: Any) -> Tensor:
+    """`torch.einsum`, whose product is often a view of memory that nobody else has: then not as a view."""
+    result: Tensor = torch.einsum(*args)
+    own = result.untyped_storage().data_ptr()
+    if not result._is_view() or any(own == one.untyped_storage().data_ptr() for one in tensors_in(args)):
+        return result
+    product: Tensor = torch.ops.aten._unsafe_view(result, result.shape)
+    return product
+
+
 _PRODUCTS: Final[dict[Callable[..., Any], Callable[..., Tensor]]] = {
     F.linear: _linear,
     torch.matmul: _matmul,
     Tensor.matmul: _matmul,
     Tensor.__matmul__: _matmul,
+    torch.einsum: _einsum,
 }
 
 
