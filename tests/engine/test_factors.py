@@ -387,3 +387,13 @@ def test_bounds_that_cost_less_are_bounds() -> None:
         largest = part.largest()
         assert largest is not None
         assert bool((largest >= part.absolute()).all())
+
+
+def test_memory_of_large_gradients_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factors, "REUSE_IN_ALL", 2 * 4 * 3 * 5)
+    room, part = factors.GradientBuffer(), Outer(torch.randn(4, 2, 3), torch.randn(4, 2, 5), (3, 5))
+    places = [[room.fill(name, part).grads_N.data_ptr() for name in "abc"] for _ in range(2)]
+    assert list(room._kept) == ["a", "b"]
+    assert places[0][:2] == places[1][:2]
+    for grads in (room.fill("c", part), room.fill("a", part)):
+        torch.testing.assert_close(grads.grads_N, torch.einsum("npa,npb->nab", part.left_NPA, part.right_NPB))

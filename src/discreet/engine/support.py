@@ -49,7 +49,7 @@ def refuse_unsupported(model: nn.Module) -> None:
         if isinstance(module, _SpectralNorm) and module.training:
             refuse(
                 "buffers that stay as they are in the forward pass",
-                f"spectral_norm at {name.partition('.parametrizations')[0]}, which iterates its vectors in training mode",
+                f"spectral_norm at {name.partition('.parametrizations')[0]}, which changes its own in training mode",
                 "call .eval() on the layer's parametrizations after each model.train(), or use weight_norm",
             )
         if isinstance(module, nn.Embedding) and module.max_norm is not None:

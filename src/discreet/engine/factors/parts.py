@@ -30,6 +30,8 @@ CANCELLATION = 2.0**-9
 # Per-sample gradients are kept while those of one parameter, and those of all, fit in so many elements.
 KEEP_ELEMENTS = 1 << 25
 KEEP_IN_ALL = 1 << 28
+# Their memory stays from step to step up to so many elements: beyond, it would stand beside activations for longer.
+REUSE_IN_ALL = 1 << 26
 # Per-sample gradients that are made, measured and kept or forgotten, so many elements at a time: in the cache.
 CACHED_ELEMENTS = 1 << 22
 # Squares are added up in blocks of this many and the blocks in float64: no small square is ever lost.
@@ -235,7 +237,8 @@ class GradientBuffer:
     """Memory for the per-sample gradients of each parameter, kept from step to step.
 
     The operating system clears every page that it hands out, which can take longer than the products that fill
-    it. What lies here is overwritten by the next micro-batch: nothing may keep it beyond.
+    it. What lies here is overwritten by the next micro-batch: nothing may keep it beyond. What is kept stands beside
+    the activations of the next forward pass, so that large models reuse a part of it only.
     """
 
     def __init__(self) -> None:
@@ -246,7 +249,9 @@ class GradientBuffer:
         size, step = part.records * math.prod(part.shape), records_at_a_time(part)
         kept = self._kept.get(name)
         if kept is None or kept.numel() < size or kept.dtype != part.dtype:
-            self._kept[name] = kept = torch.empty(size, dtype=part.dtype, device=part.device)
+            kept = torch.empty(size, dtype=part.dtype, device=part.device)
+            if size + sum(own.numel() for other, own in self._kept.items() if other != name) <= REUSE_IN_ALL:
+                self._kept[name] = kept
         grads_N = kept[:size].view(part.records, *part.shape)
         norms = []
         for at in range(0, part.records, step):
