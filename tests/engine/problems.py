@@ -225,6 +225,12 @@ def bare(own: Bare, x: Tensor) -> Tensor:
     return h / own.scale + F.linear(x, own.weight.t())
 
 
+def contracted(own: Bare, x: Tensor) -> Tensor:
+    """Products that einsum gives as views, written to: of the records, then of what needs a gradient."""
+    first = torch.einsum("nd,de->ne", x, own.weight).relu_()
+    return torch.einsum("nd,ed->ne", first, own.weight).mul_(2) + torch.einsum("nd->n", first).unsqueeze(1)
+
+
 def two_scales(own: Bare, x: Tensor) -> Tensor:
     large, small = own.conv(x).mean((2, 3)), own.conv(F.avg_pool2d(x, 2)).mean((2, 3))
     scores: Tensor = own.head(large + small)
@@ -590,6 +596,7 @@ LIST: list[Problem] = [
         lambda: Bare(lambda o, x: x @ o.w.transpose(0, 0) + x @ o.w.mT, w=parameter(4, 4)),
         floats(4),
     ),
+    Problem("contracted", lambda: Bare(contracted, weight=parameter(4, 4)), floats(4)),
     Problem("experts", lambda: Bare(experts, gate=nn.Linear(4, 3), weight=parameter(3, 4, 5)), floats(4)),
     Problem(
         "hyper-network",

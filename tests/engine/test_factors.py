@@ -15,7 +15,15 @@ from discreet.engine.factors import linear as outer
 from discreet.engine.factors import parts as factors
 from discreet.engine.factors.convolution import Convolution, Geometry
 from discreet.engine.factors.linear import OneHot, Outer, Sum, merge, settle
-from discreet.engine.factors.parts import BoundedFactors, FormedGradients, Part, in_range, row_norms, share
+from discreet.engine.factors.parts import (
+    BoundedFactors,
+    FormedGradients,
+    Part,
+    in_range,
+    length_bound,
+    row_norms,
+    share,
+)
 
 SINGLE, DOUBLE = torch.float32, torch.float64
 ROUNDING = 2**-17  # what the guarantee allows a contribution to exceed its norm by
@@ -362,3 +370,40 @@ def test_repeated_tokens_are_added_up_once(tokens: list[int], seed: int) -> None
     used = part.right_NPB[0].abs().sum(1) > 0
     kept = part.index_NP[0][used].tolist()
     assert len(kept) == len(set(kept))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-19, 1e-12, 1.0, 1e12, 1e25])
+@pytest.mark.parametrize("shape", [(7, 5, 3), (64, 256, 256)])
+def test_one_rough_pass_bounds_the_norm_of_every_record(shape: tuple[int, ...], scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = scale * torch.randn(shape, generator=generator)
+    values[1] *= 1e-15  # squares of one record vanish beside the others
+    assert bool((row_norms(values) <= length_bound(values)).all())
+
+
+def test_a_rough_pass_knows_what_it_cannot_tell() -> None:
+    assert length_bound(torch.full((2, 3), 1e-30)) == math.inf
+    assert length_bound(torch.full((2, 3), 1e30)) == math.inf
+    assert length_bound(torch.tensor([[1.0, math.nan]])) == math.inf
+    assert length_bound(torch.ones(1).expand(2, (1 << 21) + 1)) == math.inf
+
+
+def test_bounds_that_cost_less_are_bounds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for left, right in ((3, 40), (40, 3)):
+        part = Outer(
+            torch.randn(9, 5, left, generator=generator), torch.randn(9, 5, right, generator=generator), (left, right)
+        )
+        largest = part.largest()
+        assert largest is not None
+        assert bool((largest >= part.absolute()).all())
+
+
+def test_memory_of_large_gradients_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factors, "REUSE_IN_ALL", 2 * 4 * 3 * 5)
+    room, part = factors.GradientBuffer(), Outer(torch.randn(4, 2, 3), torch.randn(4, 2, 5), (3, 5))
+    places = [[room.fill(name, part).grads_N.data_ptr() for name in "abc"] for _ in range(2)]
+    assert list(room._kept) == ["a", "b"]
+    assert places[0][:2] == places[1][:2]
+    for grads in (room.fill("c", part), room.fill("a", part)):
+        torch.testing.assert_close(grads.grads_N, torch.einsum("npa,npb->nab", part.left_NPA, part.right_NPB))

@@ -55,6 +55,22 @@ def opened(engine: Engine, batch: Any) -> None:
 # Layers and wrappers ----------------------------------------------------------------------------------------
 
 
+def test_spectral_norm_is_refused_in_training_mode_by_name() -> None:
+    layer = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+    refused(nn.Sequential(layer), x(6, 4), match=r"spectral_norm at 0,(.|\n)*eval\(\)")
+    engine = Engine(nn.Sequential(layer).eval())
+    opened(engine, [x(6, 4)])
+    engine.close()
+
+
+def test_a_layer_that_is_built_in_the_forward_pass_is_named() -> None:
+    def forward(own: Any, given: Tensor) -> Tensor:
+        scores: Tensor = nn.LayerNorm(3)(given @ own.weight)
+        return scores
+
+    refused(Bare(forward, weight=parameter(4, 3)), x(6, 4), match=r"one that is built at (.|\n)*__init__")
+
+
 class OwnNorm(nn.BatchNorm1d):
     """A subclass, as libraries make them."""
 

@@ -19,12 +19,12 @@ from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.trace.capture import Call, CallWatch, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 
-_saved_tensors_hooks: Final = torch._C._autograd._top_saved_tensors_default_hooks
+hooks_on_saved_tensors: Final = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def checkpoint_frame() -> Any | None:
     """The frame of the checkpointed region that the current call is in (torch's own object), or None."""
-    hooks = _saved_tensors_hooks(False)
+    hooks = hooks_on_saved_tensors(False)
     if hooks is None or hooks[0].__module__ != "torch.utils.checkpoint" or hooks[0].__closure__ is None:
         return None
     held = dict(zip(hooks[0].__code__.co_freevars, (cell.cell_contents for cell in hooks[0].__closure__), strict=True))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.checkpointed import CheckpointedRegion, Repeating, checkpoint_frame
+from discreet.engine.checkpointed import CheckpointedRegion, Repeating, checkpoint_frame, hooks_on_saved_tensors
 from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.trace.capture import (
     Call,
@@ -44,11 +44,22 @@ def _matmul(input: Tensor, other: Tensor) -> Tensor:
     return torch.matmul(input.contiguous() if input.dim() > 2 >= other.dim() else input, other)
 
 
+def _einsum(*args: Any) -> Tensor:
+    """`torch.einsum`, whose product is often a view of memory that nobody else has: then not as a view."""
+    result: Tensor = torch.einsum(*args)
+    own = result.untyped_storage().data_ptr()
+    if not result._is_view() or any(own == one.untyped_storage().data_ptr() for one in tensors_in(args)):
+        return result
+    product: Tensor = torch.ops.aten._unsafe_view(result, result.shape)
+    return product
+
+
 _PRODUCTS: Final[dict[Callable[..., Any], Callable[..., Tensor]]] = {
     F.linear: _linear,
     torch.matmul: _matmul,
     Tensor.matmul: _matmul,
     Tensor.__matmul__: _matmul,
+    torch.einsum: _einsum,
 }
 
 
@@ -89,7 +100,8 @@ class Recorder:
         self.repeating: Repeating | None = None  # watches checkpointed regions that run again
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        self._region(self._position)
+        if hooks_on_saved_tensors(False) is not None:
+            self._region(self._position)
         result = func(*args, **kwargs)
         if self._marks.follow(func, args, tensors, result):
             path = self._script.path

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from discreet.core.check import refuse, require
 
@@ -19,7 +20,7 @@ _WRAPPERS = {
 
 
 def refuse_unsupported(model: nn.Module) -> None:
-    """Refuse wrappers, lazy parameters, and BatchNorm in training mode."""
+    """Refuse wrappers, lazy parameters, and layers that change the model in training mode."""
     for name, module in model.named_modules():
         at = f"at {name or 'the root'}"
         for kind in type(module).__mro__:
@@ -44,6 +45,12 @@ def refuse_unsupported(model: nn.Module) -> None:
                 "no BatchNorm in training mode: its statistics mix the records of a batch",
                 f"{type(module).__name__} at {name or 'the root'}",
                 "call discreet.fix(model) to swap it for GroupNorm, or put the layer in eval mode",
+            )
+        if isinstance(module, _SpectralNorm) and module.training:
+            refuse(
+                "buffers that stay as they are in the forward pass",
+                f"spectral_norm at {name.partition('.parametrizations')[0]}, which changes its own in training mode",
+                "call .eval() on the layer's parametrizations after each model.train(), or use weight_norm",
             )
         if isinstance(module, nn.Embedding) and module.max_norm is not None:
             refuse(

@@ -23,6 +23,7 @@ from discreet.engine.factors.parts import (
     VersionGuard,
     WriteOnce,
     in_range,
+    length_bound,
     norms_by_chunks,
     repaired,
     row_norms,
@@ -54,13 +55,29 @@ class Outer(WriteOnce):
         return gram_is_cheaper(self.left_NPA.shape[1], self.left_NPA.shape[2], self.right_NPB.shape[2])
 
     @cached_property
+    def _left_lengths(self) -> Tensor:
+        return row_norms(self.left_NPA)
+
+    @cached_property
+    def _right_lengths(self) -> Tensor:
+        return row_norms(self.right_NPB)
+
+    @property
     def lengths(self) -> tuple[Tensor, Tensor]:
         """Norms of the left and of the right factor, [N] each."""
-        return row_norms(self.left_NPA), row_norms(self.right_NPB)
+        return self._left_lengths, self._right_lengths
 
     def absolute(self) -> Tensor:
         left, right = self.lengths
         return left * right  # >= sum_p |l_p| |r_p|, by Cauchy-Schwarz
+
+    def largest(self) -> Tensor | None:
+        """The small factor is measured record by record, the large one as a whole."""
+        is_left_large = self.left_NPA.shape[2] > self.right_NPB.shape[2]
+        bound = length_bound(self.left_NPA if is_left_large else self.right_NPB)
+        if bound == math.inf:
+            return None
+        return bound * (self._right_lengths if is_left_large else self._left_lengths)
 
     def measure(self) -> tuple[Tensor, Tensor]:
         absolute = self.absolute()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._C._functorch import TransformType, peek_interpreter_stack
 
@@ -126,6 +127,12 @@ def _refuse_reading(came: str) -> None:
 def refuse_out_of_sight(func: Callable[..., Any], tensors: list[Tensor]) -> None:
     """Refuse hooks on tensors that need a gradient, and tensors that get new memory."""
     if HOOKS.get(func) and tensors[0].requires_grad:
+        if is_building():
+            refuse(
+                "layers that are built before the first batch",
+                f"one that is built at {user_line()}",
+                "build it in __init__() of the model, where its parameters are trained, or call torch.nn.functional",
+            )
         refuse(
             f"a step whose gradients autograd computes: {HOOKS[func]}",
             f"{name_of(func)} at {user_line()}",
@@ -137,6 +144,14 @@ def refuse_out_of_sight(func: Callable[..., Any], tensors: list[Tensor]) -> None
             f"`tensor.data = ...` at {user_line()}",
             "compute a new tensor",
         )
+
+
+def is_building() -> bool:
+    """Whether a module takes a parameter at this moment: torch looks at its graph then."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code is not nn.Module.register_parameter.__code__:
+        frame = frame.f_back
+    return frame.f_code is nn.Module.register_parameter.__code__
 
 
 def refuse_transformed() -> None:

@@ -154,15 +154,16 @@ class Marks:
 
     def on(self, tensors: Iterable[Tensor]) -> bool:
         """Whether any of the tensors carries records."""
-        return any(
-            id(tensor) not in self._tracked if tensor.requires_grad else self._is_marked(tensor) for tensor in tensors
-        )
+        for tensor in tensors:
+            if id(tensor) not in self._tracked if tensor.requires_grad else self._is_marked(tensor):
+                return True
+        return False
 
     def follow(self, func: Callable[..., Any], args: Any, tensors: list[Tensor], result: Any) -> bool:
         """Mark what a call on records made; True if it made something, False for shapes and the like."""
         if not self.on(tensors):
             return False
-        made = tensors_in(result)
+        made = [result] if type(result) is Tensor else tensors_in(result)
         self.add(made)
         if func is Tensor.__setitem__:
             self.add(args[:1])
@@ -194,6 +195,12 @@ def tensors_in(tree: Any) -> list[Tensor]:
             elif isinstance(branch, _BRANCHES):
                 found += tensors_in(branch)
     return found
+
+
+def tensors_of_call(args: Any, kwargs: Any) -> list[Tensor]:
+    """`tensors_in((args, kwargs))`, faster."""
+    found = tensors_in(args)
+    return found + tensors_in(kwargs) if kwargs else found
 
 
 def replace(tree: Any, swap: Callable[[Tensor], Tensor]) -> Any:
@@ -248,7 +255,7 @@ class CallWatch(TorchFunctionMode):
             return answer  # public tensors have an answer of their own
         if func in self._forbidden:
             self._forbidden[func](*args, **kwargs)
-        tensors = tensors_in((args, kwargs))
+        tensors = tensors_of_call(args, kwargs)
         known = self._follower.tracked if torch.is_grad_enabled() else {}
         found = [known[id(tensor)] for tensor in tensors if id(tensor) in known]
         if not found:
