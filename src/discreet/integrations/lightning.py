@@ -119,7 +119,7 @@ class PrivateModule:
         if self.private is not None:
             self.private.close()  # of a fit that was interrupted
             expected, got = "a new run", f"a module that has spent {self.private.ledger.length} steps of its plan"
-            remedy = "pass ledger= to privately() and ckpt_path= to fit to continue, or call privately() for another run"
+            remedy = "to continue, pass ledger= to privately() and ckpt_path= to fit; for another run, call privately()"
             require(self._saved is not None or self.private.ledger.length == 0, expected, got, remedy)
         with tempfile.TemporaryDirectory() as folder:
             resume = None
