@@ -237,6 +237,17 @@ def test_weights_go_to_the_longer_factor_where_the_shorter_would_leave_the_range
     assert on_right is None
 
 
+@pytest.mark.parametrize("shape", [(4, 2), (2, 4)])
+def test_weights_that_would_vanish_in_the_shorter_factor_go_to_the_longer(shape: tuple[int, int]) -> None:
+    """w * 1e-12 is 0.8e-45, which float32 rounds up to 1.4e-45: one record moved the sum by 1.7 clips."""
+    left, right = torch.full((1, 1, shape[0]), 3e38), torch.full((1, 1, shape[1]), 1e-12)
+    weight = torch.full((1, 1), 0.8e-33, dtype=DOUBLE)
+    for own in (Outer(left, right, shape), Outer(right, left, shape[::-1])):
+        settled, total = BoundedFactors(own), torch.zeros(1, *own.shape)
+        settled.add_weighted(weight, total)
+        assert float(total.double().norm()) == pytest.approx(float(weight * settled.norms), rel=1e-6)
+
+
 @pytest.mark.parametrize("tiny", [0.0, 1e-42])
 @pytest.mark.parametrize("prefer", [0, 1])
 def test_weights_above_one_never_meet_a_huge_factor(tiny: float, prefer: int) -> None:

@@ -122,6 +122,18 @@ def test_checkpoints_continue_behind_lost_steps(tmp_path: Path) -> None:
     assert again.private.updates == loop.STEPS - 2  # steps 3 and 4 are lost
 
 
+def test_a_second_fit_does_not_spend_the_plan_again(tmp_path: Path) -> None:
+    """It trained for as many steps again, and `spent` told of the last ones alone."""
+    net = made()
+    fit(net, tmp_path, max_steps=2)
+    with pytest.raises(Refused, match="spent 2 steps"):
+        fit(net, tmp_path)
+    net.privately(loop.plan(), loop.data(), streams=Streams.seeded(8))  # another run on purpose
+    fit(net, tmp_path)
+    assert net.private is not None
+    assert net.private.ledger.length == loop.STEPS
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "accumulation": ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=1"),
     "clipping": ({"gradient_clip_val": 0.1}, "gradients that were written to since"),

@@ -59,7 +59,13 @@ class PrivateModule:
         streams: discreet.Streams | None = None,
         unit: Any = None,
     ) -> Self:
-        """Train with this plan on these records; the arguments are those of `discreet.Private`."""
+        """Train with this plan on these records; the arguments are those of `discreet.Private`.
+
+        Each call is a run of its own, with its own charges.
+        """
+        if self.private is not None:
+            self.private.close()
+            self.private = None
         self._plan, self._data, self._ledger = plan, data, ledger
         self._options = {
             "micro_batch": micro_batch,
@@ -112,6 +118,9 @@ class PrivateModule:
         assert self._plan is not None
         if self.private is not None:
             self.private.close()  # of a fit that was interrupted
+            expected, got = "a new run", f"a module that has spent {self.private.ledger.length} steps of its plan"
+            remedy = "to continue, pass ledger= to privately() and ckpt_path= to fit; for another run, call privately()"
+            require(self._saved is not None or self.private.ledger.length == 0, expected, got, remedy)
         with tempfile.TemporaryDirectory() as folder:
             resume = None
             if self._saved is not None:

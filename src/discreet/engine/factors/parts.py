@@ -197,14 +197,16 @@ def share(
     """The weights for two factors of given lengths: on the cheaper one, unless floats would end on the way.
 
     w * short may leave the normal range below, and its rounding is then multiplied by the long factor; w * long may
-    leave it above. Where one factor is tiny, weights below 1 go to the longer one and others to the shorter.
+    leave it above. Where a factor, or its product with the weight, is tiny, weights below 1 go to the longer factor and
+    others to the shorter.
     """
     shorter = torch.minimum(left_N, right_N)
     weights = in_range(weights_N, dtype)
-    ordinary = _within(shorter, 2.0**-60, math.inf)
+    scaled = shorter * weights.abs().clamp(max=1)
+    ordinary = _within(scaled, 2.0**-60, math.inf)
     if not ordinary:
         weights = weights.where(shorter > 0, 0.0)  # 0 * inf: a zero factor takes no weight
-        ordinary = not bool(((shorter < 2.0**-60) & (shorter > 0)).any())
+        ordinary = not bool(((scaled < 2.0**-60) & (scaled > 0)).any())
     if ordinary:
         return (weights, None) if prefer_left else (None, weights)
     on_left = (left_N >= right_N) == (weights.abs() < 1)
