@@ -218,6 +218,7 @@ def test_verdicts_follow_the_bars() -> None:
     assert table.verdict("lstm", {**both, "opacus": row(2.5)})["peer_over_discreet"] == 2.0
 
 
+@pytest.mark.slow
 def test_methods_are_read_from_the_list(small_model: str) -> None:
     found = compare_methods(small_model, repeats=1, patience=1.0)
     assert set(found) == set(METHODS)
@@ -225,6 +226,7 @@ def test_methods_are_read_from_the_list(small_model: str) -> None:
     assert "ms" in found["random-freeze"]
 
 
+@pytest.mark.slow
 def test_peaks_are_measured_in_their_own_process() -> None:
     found = peak.measure_peak("mlp", "plain", threads=1)
     assert isinstance(found, tuple)

@@ -105,6 +105,7 @@ def test_rows_are_kept_for_their_effort_and_code_and_torn_ones_are_not(
         again.made(SMALL)
 
 
+@pytest.mark.slow
 def test_several_workers_give_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
     """But for what is random."""
     kept = truth.KeptRows(tmp_path / "rows")

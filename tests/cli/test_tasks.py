@@ -123,6 +123,7 @@ def test_images_on_public_features(tmp_path: Path) -> None:
     assert [one["label"] for one in given] == ["0", "1", "0", "1", "0"]
 
 
+@pytest.mark.slow
 def test_a_comparison_ranks_by_the_measure_of_the_task(place: Path, tmp_path: Path) -> None:
     rows = ("--methods", "dp-sgd,auto-s", "--repeats", "2", "--public-data", "--out", tmp_path / "compare")
     answer = run("compare", *words(place, "csv", "pay", "regression"), *rows, "--json").json

@@ -67,6 +67,7 @@ def test_a_process_that_dies_is_a_row_and_the_next_run_gets_another(tmp_path: Pa
     assert all(read(tmp_path / run.directory / "ledger.jsonl").length == 50 for e in again.entries for run in e.runs)
 
 
+@pytest.mark.slow
 def test_stopping_saves_both_runs_and_ends_both_processes(tmp_path: Path) -> None:
     settings = two_at_once(tmp_path, steps=200)
     seen: set[int | None] = set()

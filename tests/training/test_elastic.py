@@ -80,6 +80,7 @@ def test_a_hundred_kills(tmp_path: Path) -> None:
     check_survived(folder, noted, kills=100, steps=600)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_the_command_again(tmp_path: Path) -> None:
     """The command under torchrun: a process is killed, torchrun starts all again, and the run ends as planned."""
     out = tmp_path / "run"

@@ -20,7 +20,7 @@ from discreet.accounting.ledger import read
 from discreet.runs import RunConfig, RunFolder, load_config, train
 
 STEPS, DELTA, EPSILON = 160, 1e-5, 2.0
-KILLS = {"keyed": (20, None), "seeded": (6, 11)}
+KILLS = {"keyed": (10, None), "seeded": (4, 11)}
 Killed = tuple[int, RunFolder, list[int]]
 
 PROGRAM = """

@@ -392,6 +392,7 @@ def _work(rank: int, place: str) -> None:
     two_processes.part()
 
 
+@pytest.mark.slow
 def test_processes_share_one_mask(tmp_path: Path) -> None:
     """With keys of the operating system: the mask is that of the first, whose noise must cover all signal."""
     mp.spawn(_work, (str(tmp_path),), nprocs=2)

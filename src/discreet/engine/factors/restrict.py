@@ -102,9 +102,9 @@ class _OnElements:
         left_NA, right_NB, active_AB = self.part.left_NPA[:, 0], self.part.right_NPB[:, 0], self.active.flatten(1)
         if active_AB.shape[0] > active_AB.shape[1]:
             left_NA, right_NB, active_AB = right_NB, left_NA, active_AB.T
-        some = max(1, _IN_CACHE // active_AB.shape[1])
+        some, wide_AB = max(1, _IN_CACHE // active_AB.shape[1]), active_AB.double()
         pairs = zip(left_NA.split(some), right_NB.split(some), strict=True)
-        norms = torch.cat([_masked_norms(left, right, active_AB.double()) for left, right in pairs])
+        norms = torch.cat([_masked_norms(left, right, wide_AB) for left, right in pairs])
         return norms, norms  # every coordinate is one product: nothing cancels
 
     def add_weighted(self, weights_QN: Tensor, total_Q: Tensor) -> None:
@@ -128,4 +128,4 @@ def _masked_norms(left_NA: Tensor, right_NB: Tensor, active_AB: Tensor) -> Tenso
             size = row_norms(wide).clamp(min=1e-300)
             wide, scale = wide / size.unsqueeze(1), scale * size
         squares.append(wide.square())
-    return torch.einsum("na,na->n", squares[0], squares[1] @ active_AB.T).sqrt()
+    return torch.einsum("na,na->n", squares[0], squares[1] @ active_AB.T).sqrt() * scale
