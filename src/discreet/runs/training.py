@@ -261,8 +261,7 @@ class _TrainingPart:
 
     def _loop(self) -> None:
         private, losses = self.private, self._task.predicts.losses
-        # Ctrl-C between a charge and the end of its update would lose the update. Several processes all get the
-        # signal, and one that waits for another must not hold it back.
+        # Ctrl-C before the end of an update would lose it. Processes that wait for each other must not hold it back.
         with HeldInterrupt(self._world.size == 1) as interrupt:
             for x, y in private:
                 scale_learning_rate(private, self._config)
@@ -325,10 +324,8 @@ class _TrainingPart:
         }
         if self._config.public_data:
             scores, train_loss = self._measured(self._task.train)
-            losses = {"train_loss": train_loss, "test_loss": loss}
-            values |= {
-                "train_accuracy": scores[self._task.predicts.measure]
-            }  # JSON has no NaN: a model that diverged has no loss
+            losses = {"train_loss": train_loss, "test_loss": loss}  # JSON has no NaN: none of a model that diverged
+            values["train_accuracy"] = scores[self._task.predicts.measure]
             values |= {name: value if math.isfinite(value) else None for name, value in losses.items()}
         self._folder.add_metrics(**values)
         if self._config.keep_best:
@@ -367,10 +364,9 @@ class _TrainingPart:
 
     def _finish(self, seconds: float) -> RunResult:
         """Write the model, the statement and the result, in this order: a result means that every file is there."""
-        private, folder = self.private, self._folder
+        private, folder, last = self.private, self._folder, self._last
         private.save(folder.checkpoint)
         # A run that is resumed with no steps left holds an older model than the last metrics describe.
-        last = self._last
         if last is None or last.step != private.progress.step:
             last = self._evaluate()
         weights = self._weights()
