@@ -1,6 +1,8 @@
-"""The compiled noise generator, which is optional: without a compiler the installation leaves it out."""
+"""The compiled parts, which are optional: without a compiler the installation leaves them out."""
 
 from setuptools import Extension, setup
+
+LIMITED = {"define_macros": [("Py_LIMITED_API", "0x030b0000")], "py_limited_api": True, "optional": True}
 
 setup(
     ext_modules=[
@@ -9,9 +11,10 @@ setup(
             ["src/discreet/core/generators/_normals.c"],
             depends=["src/discreet/core/generators/_normals_lanes.h"],
             extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math"],
-            define_macros=[("Py_LIMITED_API", "0x030b0000")],
-            py_limited_api=True,
-            optional=True,
-        )
+            **LIMITED,
+        ),
+        Extension(
+            "discreet.engine.proof.calls._expected", ["src/discreet/engine/proof/calls/_expected.c"], **LIMITED
+        ),
     ]
 )

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,11 +25,13 @@ from torch.utils.checkpoint import checkpoint
 import discreet
 from discreet.core.check import Refused
 from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.calls.expected import ExpectedCalls, InterpretedCalls
 from discreet.engine.proof.calls.judgement import WatchedCall, judged
 from discreet.engine.proof.calls.known_calls import KnownCall
 from discreet.engine.proof.lineage import PublicRows
 from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.verdicts import SIZED, settings_for
+from discreet.engine.proof.watched_functions import is_quiet
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.surroundings import Generators
 from discreet.engine.trace.capture import RecordAxis, name_of
@@ -286,6 +289,22 @@ def run(make: Hidden, *, is_late: bool, fixed: bool = True) -> int:
     return done
 
 
+@pytest.fixture(params=["compiled", "interpreted"])
+def handler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Calls that come again are made by the compiled handler, or by the one in Python."""
+    if request.param == "compiled":
+        _skip_without_compiler()
+    else:
+        monkeypatch.setattr(RecordWatch, "__torch_function__", RecordWatch.watched)
+    return str(request.param)
+
+
+def _skip_without_compiler() -> None:
+    if issubclass(RecordWatch, InterpretedCalls):
+        pytest.skip("the installation found no compiler")
+
+
+@pytest.mark.usefixtures("handler")
 @pytest.mark.parametrize("make", ATTACKS + ON_OUTPUTS, ids=lambda make: make.__name__)
 def test_known_calls_hide_nothing(make: Hidden) -> None:
     assert run(make, is_late=False) == QUIET_STEPS + 2  # accepted as long as nothing changes
@@ -348,8 +367,11 @@ def _all_of(rows: PublicRows | None) -> Any:
 
 
 @pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every call that is looked up is judged, too, and both must agree; the names of these calls."""
+def compared(handler: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every call that is looked up is judged, too, and both must agree; the names of these calls.
+
+    The compiled handler makes the calls that Python would have made as known ones, and no others.
+    """
     found: list[str] = []
     expected, note_or_judge, judge = RecordWatch._expected, RecordWatch._note_or_judge, RecordWatch._judge
     drawn, last, was_judged = Generators.read, [()], [False]
@@ -370,14 +392,16 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             assert (origin.digest, origin.parents, origin.settings) == (digest + i, parents, settings)
         found.append(name_of(call.func))
 
-    def compare_expected(self: RecordWatch, known: KnownCall, func: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
+    def compare_expected(
+        self: RecordWatch, known: Any, func: Any, args: Any, kwargs: Any, tensors: Any, run: Any = None
+    ) -> Any:
         reading = Reading(self._records, values=func not in SIZED)
         read = reading.read_call(args, kwargs, self.table.find)
         call = WatchedCall(func, args, kwargs, reading, (func, read, self._surroundings.modes))
-        assert self._calls.find(call) is known
+        assert self.calls.find(call) is known
         assert [id(one) for one in reading.tensors] == [id(one) for one in tensors]
         was_judged[0], started = False, self.table.clock
-        result = expected(self, known, func, args, kwargs, tensors)
+        result = run() if run is not None else expected(self, known, func, args, kwargs, tensors)
         if not was_judged[0] and self.table.clock == started + 1:
             compare(self, call, tensors_of_result(result), ())
         return result
@@ -398,7 +422,32 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         last[0] = drawn(self, states, call)
         return last[0]
 
-    monkeypatch.setattr(RecordWatch, "_expected", compare_expected)
+    fell: list[bool] = []  # for each call under way: whether it was given to Python
+
+    def compare_compiled(self: RecordWatch, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named, known = kwargs or {}, self.calls.last.next
+        is_on = self.is_open and not (self.is_paused or self.is_inside or self.is_backward or self.is_resumed)
+        is_known = is_on and not is_quiet(func, args) and known is not None and known.func is func
+        is_usual = is_known and self._surroundings.are_usual()
+        tensors = known.is_called(args, named, self.table.find) if is_usual and known is not None else None
+        fell.append(False)
+        run = partial(ExpectedCalls.__torch_function__, self, func, types, args, kwargs)
+        try:
+            return run() if tensors is None else compare_expected(self, known, func, args, named, tensors, run)
+        finally:
+            is_compiled = not fell.pop()
+            assert is_compiled == (tensors is not None) or not is_on or is_quiet(func, args)
+
+    def note_fallen(self: RecordWatch, *given: Any) -> Any:
+        fell[-1] = True
+        return watched(self, *given)
+
+    watched = RecordWatch.watched
+    if handler == "compiled":
+        monkeypatch.setattr(RecordWatch, "__torch_function__", compare_compiled)
+        monkeypatch.setattr(RecordWatch, "watched", note_fallen)
+    else:
+        monkeypatch.setattr(RecordWatch, "_expected", compare_expected)
     monkeypatch.setattr(RecordWatch, "_note_or_judge", compare_noted)
     monkeypatch.setattr(RecordWatch, "_judge", note_judged)
     monkeypatch.setattr(Generators, "read", note_drawn)

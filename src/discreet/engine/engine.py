@@ -345,7 +345,7 @@ class Engine:
         self._open[-1] = _Pass(recorder, watching)
         if self.watch.is_open:
             calls = CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN, around=self.watch)
-            watching.enter_context(self.watch.running(calls.handle))
+            watching.enter_context(self.watch.running(calls.handle, recorder))
             recorder.repeating = self.watch.repeating
         else:
             watching.enter_context(CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN))

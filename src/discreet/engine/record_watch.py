@@ -28,16 +28,9 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from discreet.core.check import require
 from discreet.engine.custom_backward import CustomBackwards, check_caller, unwatch_nodes, watch_nodes
-from discreet.engine.proof.blame import (
-    CHANGED,
-    REHEARSAL_FAILED,
-    TAMPERED,
-    UNKNOWN,
-    check_losses,
-    is_uninitialised,
-    line_of_the_call,
-)
+from discreet.engine.proof.blame import CHANGED, REHEARSAL_FAILED, TAMPERED, UNKNOWN, check_losses, is_uninitialised
 from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.calls.expected import ExpectedCalls
 from discreet.engine.proof.calls.judgement import WatchedCall, judged, slice_written
 from discreet.engine.proof.calls.known_calls import Draws, KnownCall, KnownCalls
 from discreet.engine.proof.declared import DECLARED
@@ -48,6 +41,7 @@ from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.verdicts import SIZED, settings_for
 from discreet.engine.proof.watched_functions import RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
+from discreet.engine.recorder import Recorder
 from discreet.engine.records_held import changed_tensors, tensors_held_by
 from discreet.engine.regions import Regions
 from discreet.engine.surroundings import Generators, Surroundings
@@ -55,21 +49,17 @@ from discreet.engine.trace.capture import DATA_GET, RecordAxis, tensors_in
 from discreet.engine.trace.unscripted import unwatch_scripts, watch_scripts
 
 
-class RecordWatch(TorchFunctionMode):
-    """Follows records through a step."""
+class RecordWatch(ExpectedCalls, TorchFunctionMode):
+    """Follows records through a step; `InterpretedCalls` says what its flags mean."""
 
     def __init__(self, model: nn.Module, wholes: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self.backwards = CustomBackwards()
         self.table = LineageTable(model, self.backwards.note, wholes)
-        self.forward: Callable[[Any, Any, Any], Any] | None = None  # how the engine runs calls inside the model
         self._programs, self._backward_programs = KnownPrograms(), KnownPrograms()
         self._surroundings, self.generators = Surroundings(RecordWatch), Generators()
-        self._regions, self._calls = Regions(self.table, self._resumed), KnownCalls()
+        self._regions, self.calls = Regions(self.table, self._resumed), KnownCalls()
         self._records, self.kind = 0, BatchKind.FREE
-        self.is_open = self._is_paused = False
-        self._is_inside = False  # inside of a function that is proven as a whole
-        self._is_backward = self._is_resumed = False  # in a backward pass that runs the user's code, and in that code
         self._declared: list[Any] = []
         self._numbers: list[Any] = []  # declared ones, in the calls of the batch
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
@@ -89,6 +79,7 @@ class RecordWatch(TorchFunctionMode):
         """
         self.close()
         self._surroundings.open()
+        self.usual, self.flushes = self._surroundings.usual, self._surroundings.flushes
         self.generators.open(looks_for_shared=kind is not BatchKind.REHEARSED and records > 1)
         self._records, self.kind, self._declared, self._numbers = records, kind, [], []
         self.take_stock([private, *(tensor for tensor, _ in places)])
@@ -99,7 +90,7 @@ class RecordWatch(TorchFunctionMode):
             digest, is_known = hash(("batch", index)), place is not MIXED
             origin = self.table.leaf(tensor, where, digest) if is_known else Origin(MIXED, digest, blame=UNKNOWN)
             self.table.put(tensor, origin)
-        self._calls.begin(records)
+        self.calls.begin(records)
         self._push()
 
     def take_stock(self, private: Any) -> None:
@@ -172,20 +163,21 @@ class RecordWatch(TorchFunctionMode):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Calls inside the block are the engine's own."""
-        before, self._is_paused = self._is_paused, True
+        before, self.is_paused = self.is_paused, True
         try:
             yield
         finally:
-            self._is_paused = before
+            self.is_paused = before
 
     @contextmanager
-    def running(self, handle: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
-        """Calls inside the block are run by `handle`."""
-        before, self.forward = self.forward, handle
+    def running(self, handle: Callable[[Any, Any, Any], Any], recorder: Recorder) -> Iterator[None]:
+        """Calls inside the block are run by `handle`; known ones by the recorder, which may leave them to it."""
+        before = self.forward, self.recorder
+        self.forward, self.recorder = handle, recorder
         try:
             yield
         finally:
-            self.forward = before
+            self.forward, self.recorder = before
 
     def declare(self, value: Any) -> None:
         """A choice of this step, or a tensor or module, that does not come from the records."""
@@ -211,13 +203,13 @@ class RecordWatch(TorchFunctionMode):
     def backward_pass(self) -> Iterator[None]:
         """The block runs the backward pass of the losses: code of the user's in it is watched, too."""
         self.backwards.begin(self._resumed, self.table)
-        self._is_backward = self.backwards.has_any
-        if self._is_backward:
+        self.is_backward = self.backwards.has_any
+        if self.is_backward:
             self._push()
         try:
             yield
         finally:
-            self._is_backward = False
+            self.is_backward = False
             self.backwards.end()
             self._pop()
         with self.paused():
@@ -230,8 +222,8 @@ class RecordWatch(TorchFunctionMode):
     @contextmanager
     def _resumed(self, forward: Callable[[Any, Any, Any], Any] | None = None) -> Iterator[None]:
         """Calls inside the block are watched again."""
-        before, was_open = (self.forward, self._is_paused, self._is_resumed), self.is_open
-        self.forward, self._is_paused, self._is_resumed = forward, False, True
+        before, was_open = (self.forward, self.is_paused, self.is_resumed), self.is_open
+        self.forward, self.is_paused, self.is_resumed = forward, False, True
         if not was_open:
             self._push()
         try:
@@ -239,7 +231,7 @@ class RecordWatch(TorchFunctionMode):
         finally:
             if not was_open:
                 self._pop()
-            self.forward, self._is_paused, self._is_resumed = before
+            self.forward, self.is_paused, self.is_resumed = before
 
     def repeating(
         self, frame: Any, inputs: Any, forward: Callable[[Any, Any, Any], Any]
@@ -249,22 +241,23 @@ class RecordWatch(TorchFunctionMode):
 
     def applied(self, function: type, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         """What an autograd.Function gives; its backward pass will be watched."""
-        is_unwatched = self._is_paused or (self._is_backward and not self._is_resumed)
+        is_unwatched = self.is_paused or (self.is_backward and not self.is_resumed)
         return run() if is_unwatched else self.backwards.applied(function, args, run, self.table.find)
 
     # -- one call --------------------------------------------------------------------------------------
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def watched(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one call; `ExpectedCalls` gives those here that it does not make itself."""
         kwargs = kwargs or {}
-        is_between = self._is_backward and not self._is_resumed
-        if self._is_paused or not self.is_open or is_between or is_quiet(func, args):
+        is_between = self.is_backward and not self.is_resumed
+        if self.is_paused or not self.is_open or is_between or is_quiet(func, args):
             if is_between:
                 check_caller()
             return func(*args, **kwargs)
-        if self._is_inside and self.forward is not None:
+        if self.is_inside and self.forward is not None:
             return self.forward(func, args, kwargs)
-        known = self._calls.last.next
-        if known is not None and known.func is func and self._surroundings.are_usual() and not self._is_resumed:
+        known = self.calls.last.next
+        if known is not None and known.func is func and self._surroundings.are_usual() and not self.is_resumed:
             tensors = known.is_called(args, kwargs, self.table.find)
             if tensors is not None:
                 return self._expected(known, func, args, kwargs, tensors)
@@ -274,11 +267,14 @@ class RecordWatch(TorchFunctionMode):
         """A call that was judged before, on tensors that were made alike (known_calls.py says why that is enough)."""
         table = self.table
         versions, started = versions_of(tensors), table.clock
-        self._calls.last = known
+        self.calls.last = known
         try:
-            result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
+            if self.forward is None or self.recorder is None:
+                result = func(*args, **kwargs)
+            else:
+                result = self.recorder.again(known, self.forward, func, args, kwargs, tensors)
         except Exception as error:
-            self._explain(error)
+            self.explain(error)
             raise
         if table.clock != started:
             return result  # taken apart into calls that were watched
@@ -287,19 +283,24 @@ class RecordWatch(TorchFunctionMode):
         if is_one and origin is not None and versions_of(tensors) == versions:
             table.put_again(result, origin, tensors)
         else:
-            self._note_or_judge(known.called_again(func, args, kwargs, self._records, versions), known, result)
+            self.note(known, func, args, kwargs, versions, result)
         return result
+
+    def note(self, known: KnownCall, func: Any, args: Any, kwargs: Any, versions: list[int], result: Any) -> None:
+        """An expected call made several tensors, wrote to one, or made something else than before."""
+        self._note_or_judge(known.called_again(func, args, kwargs, self._records, versions), known, result)
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Any other call."""
         self._surroundings.check()
+        self.usual = self._surroundings.usual
         if func == DATA_GET:
             func = Tensor.detach  # the same, but writes are counted
         reading = Reading(self._records, values=func not in SIZED)
         read = reading.read_call(args, kwargs, self.table.find)
         call = WatchedCall(func, args, kwargs, reading, (func, read, self._surroundings.modes))
-        known = self._calls.find(call) if self._regions.is_outside() else None
-        self._calls.came(known)
+        known = self.calls.find(call) if self._regions.is_outside() else None
+        self.calls.came(known)
         return self._first(call) if known is None else self._again(call, known)
 
     def _again(self, call: WatchedCall, known: KnownCall) -> Any:
@@ -336,7 +337,7 @@ class RecordWatch(TorchFunctionMode):
         started = table.clock
         result = self._run(func, call.args, call.kwargs)
         if table.clock != started:
-            self._calls.keep_apart(call)
+            self.calls.keep_apart(call)
             return result  # taken apart into calls that were watched
         draws = () if states is None else self.generators.read(states, call)
         form.draws = form.draws or bool(draws)
@@ -368,31 +369,27 @@ class RecordWatch(TorchFunctionMode):
         if found.numbers is not ALL_FOLLOW:
             settings = settings_for(form, settings, found.numbers, self._records)
         rows = self.generators.rows_of(draws, found.rows) or [None] * len(made)
-        made_by, where = (call.func, settings, parents), line_of_the_call()
-        origins = [
-            Origin(place, digest + i, *made_by, found.blame if place is MIXED else None, where, row, output=i)
-            for i, (place, row) in enumerate(zip(found.places, rows, strict=True))
-        ]
+        origins = found.origins(digest, (call.func, settings, parents), rows)
         self.generators.note(draws, origins)
         self.table.put_all(made, origins, reading, written, call.versions)
-        self._calls.keep(call, made, origins, written, draws)
+        self.calls.keep(call, made, origins, written, draws)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            self._is_inside = func in RECURRENT
+            self.is_inside = func in RECURRENT
             return func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
         except Exception as error:
-            self._explain(error)
+            self.explain(error)
             raise
         finally:
-            self._is_inside = False
+            self.is_inside = False
 
-    def _explain(self, error: Exception) -> None:
+    def explain(self, error: Exception) -> None:
         if self.kind is BatchKind.REHEARSAL:
             error.add_note(REHEARSAL_FAILED)
 
     def _check_scripted(self, args: Any) -> None:
-        if self._is_paused or not self.is_open:
+        if self.is_paused or not self.is_open:
             return
         with self.paused():
             is_public = all(self.table.find(tensor).lineage is PUBLIC for tensor in tensors_in(args))

@@ -14,6 +14,7 @@ from discreet.engine.checkpointed import CheckpointedRegion, Repeating, checkpoi
 from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.trace.capture import (
     Call,
+    FollowedCall,
     ForwardTrace,
     Marks,
     TracedStep,
@@ -93,32 +94,63 @@ class Recorder:
         self.uses: list[RecordedCall] = []
         self.anchor = torch.zeros((), requires_grad=True)
         self._marks = Marks(self.tracked, script.records_in(inputs))
-        self._script, self._records = script, records
-        self._position = self._place = 0
+        self.marked = self._marks.marked
+        self.script, self._records = script, records
+        self._position = self.place = 0
         self._regions: dict[Any, CheckpointedRegion] = {}
         self.dtypes: set[torch.dtype] = set()  # of the results of calls with parameters (autocast)
         self.repeating: Repeating | None = None  # watches checkpointed regions that run again
+        self._noted: tuple[ForwardTrace, int] | None = None  # the place on the path of the newest call, if it has one
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         if hooks_on_saved_tensors(False) is not None:
             self._region(self._position)
         result = func(*args, **kwargs)
         if self._marks.follow(func, args, tensors, result):
-            path = self._script.path
-            if self._place >= len(path) or path[self._place].func != func:
+            path = self.script.path
+            if self.place >= len(path) or path[self.place].func != func:
                 self._another_path(f"a call of {name_of(func)} on the records")
-            expected = path[self._place]
+            expected = path[self.place]
             self._same_settings(expected, args, kwargs)
-            self._place += 1
+            self._noted = self.script, self.place
+            self.place += 1
         return result
+
+    def again(
+        self, known: FollowedCall, run: Callable[..., Any], func: Any, args: Any, kwargs: Any, tensors: list[Tensor]
+    ) -> Any:
+        """Make a call that the watch knows: an earlier one had its function and settings, and tensors made alike.
+
+        If that one came at the same place of the script, its settings were compared there. Whether tensors are tracked
+        or carry records is looked at each time. Other calls go to `run`.
+        """
+        at, tracked = known.followed, self.tracked
+        if at is None or at[0] is not self.script or at[1] != self.place:
+            self._noted = None
+            result = run(func, args, kwargs)
+            known.followed = self._noted
+            return result
+        for tensor in tensors:
+            if id(tensor) in tracked:
+                return run(func, args, kwargs)
+        if not self._marks.on(tensors):
+            return run(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self.mark(result)
+        self.place += 1
+        return result
+
+    def mark(self, result: Any) -> None:
+        """What a call made carries records."""
+        self._marks.add((result,) if type(result) is Tensor else tensors_in(result))
 
     def has_records(self, tensor: Tensor) -> bool:
         return self._marks.on([tensor])
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         names = tuple(tracked.name for tracked in found)
-        if self._position < len(self._script.calls):
-            expected = self._script.calls[self._position]
+        if self._position < len(self.script.calls):
+            expected = self.script.calls[self._position]
             if expected.func == func and expected.names == names:
                 self._same_settings(expected, args, kwargs)
                 self._position += 1
@@ -131,11 +163,11 @@ class Recorder:
 
     def finish(self) -> None:
         """Refuse a pass that left out calls of the probe."""
-        if self._position < len(self._script.calls):
-            left_out = self._script.calls[self._position]
+        if self._position < len(self.script.calls):
+            left_out = self.script.calls[self._position]
             self._another_path(f"no {left_out.where}")
-        if self._place < len(self._script.path):
-            self._another_path(f"no {self._script.path[self._place].where}")
+        if self.place < len(self.script.path):
+            self._another_path(f"no {self.script.path[self.place].where}")
 
     def _same_settings(self, expected: Call | TracedStep, args: Any, kwargs: Any) -> None:
         settings = settings_of(expected.func, args, kwargs)
@@ -159,7 +191,7 @@ class Recorder:
 
     def call_at(self, position: int) -> Call:
         """The call that the probe learned at this position."""
-        return self._script.calls[min(position, len(self._script.calls) - 1)]
+        return self.script.calls[min(position, len(self.script.calls) - 1)]
 
     def derive(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         """Run a call on parameters alone, and track what it makes."""

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from discreet.core.check import refuse
 from discreet.core.secret_draws import default_generators
 from discreet.engine.proof.blame import line_of_the_call, user_line
+from discreet.engine.proof.calls.expected import Usual
 from discreet.engine.proof.calls.judgement import WatchedCall
 from discreet.engine.proof.draws.layouts import UNKNOWN_LAYOUT, Layout, layouts_of
 from discreet.engine.proof.draws.read_draws import drawn_by, joined
@@ -51,6 +52,7 @@ class Surroundings:
         self._below = 0  # how many function modes lie below the watch
         self._seed = 0
         self._flushes: bool | None = None  # whether numbers below the normal ones count as 0
+        self.usual: Usual = ()  # around a call that nothing changes, and that `check` has no need to look at
 
     def open(self) -> None:
         """A batch is about to be given; the watch is not on yet."""
@@ -61,6 +63,24 @@ class Surroundings:
             self._flushes = _SMALLEST == 0
         self._seed = seed_of_torch()
         self.check()
+        self._note_usual()
+
+    def _note_usual(self) -> None:
+        self.usual = (
+            (count_function_modes, (), self._below),
+            (count_dispatch_modes, (), 0),
+            (seed_of_torch, (), self._seed),
+            (transform_at_work, (), None),
+            (compiler_at_work, (), None),
+            (computes_gradients, (), True),
+            (casts, (), False),
+            (hooks_on_saved_tensors, (False,), None),
+        )
+
+    @property
+    def flushes(self) -> bool:
+        """Whether numbers below the normal ones count as 0, from the first batch on."""
+        return bool(self._flushes)
 
     @property
     def modes(self) -> tuple[str, str] | None:
@@ -71,17 +91,12 @@ class Surroundings:
 
     def are_usual(self) -> bool:
         """Inside a watched call: whether nothing is there that changes it, or that `check` would look at."""
-        return (
-            count_function_modes() == self._below
-            and not count_dispatch_modes()
-            and seed_of_torch() == self._seed
-            and (_SMALLEST == 0) is self._flushes
-            and transform_at_work() is None
-            and compiler_at_work() is None
-            and computes_gradients()
-            and not casts()
-            and hooks_on_saved_tensors(False) is None
-        )
+        if (_SMALLEST == 0) is not self._flushes:
+            return False
+        for ask, args, answer in self.usual:  # noqa: SIM110, for speed
+            if ask(*args) != answer:
+                return False
+        return True
 
     def check(self) -> None:
         """Inside a watched call: refuse unknown modes, and another seed than at the start of the batch."""
@@ -99,6 +114,7 @@ class Surroundings:
 
     def _look(self) -> None:
         self._below = count_function_modes()
+        self._note_usual()
         below: list[Any] = [torch._C._get_function_stack_at(place) for place in range(self._below)]
         for mode in (*below, *_get_current_dispatch_mode_stack()):
             kind = type(mode)

@@ -70,15 +70,15 @@ class LineageTable:
         self._model, self._with_backward = model, with_backward
         self._wholes = wholes  # the gathered parameters of a sharded model
         self._existing: ExistingTensors | None = None
-        self._held: dict[int, HeldTensor] = {}  # parameters and buffers
+        self.held: dict[int, HeldTensor] = {}  # parameters and buffers
         self._in_order: list[HeldTensor] = []  # the same; one that is shared comes again
         self._held_storages: set[int] | None = None  # their memories, once a write asks for them
         self._leaves: dict[Any, Origin] = {}
         self._after: dict[Any, Origin] = {}  # origins of tensors of which a part was written
-        self._entries: dict[int, SeenTensor] = {}
-        self._writes: dict[int, list[Write]] = {}
-        self._empties: dict[int, tuple[int, int]] = {}  # memories of torch.empty: when they were made, their version
-        self._exported: dict[int, ExportedMemory] = {}  # memories that something outside torch got hold of
+        self.entries: dict[int, SeenTensor] = {}
+        self.writes: dict[int, list[Write]] = {}
+        self.empties: dict[int, tuple[int, int]] = {}  # memories of torch.empty: when they were made, their version
+        self.exported: dict[int, ExportedMemory] = {}  # memories that something outside torch got hold of
         self._used: list[Tensor] = []  # tensors of old that this step has used
         self._withheld: list[weakref.ref[Tensor]] = []
         self._records, self.clock = 0, 0
@@ -106,10 +106,10 @@ class LineageTable:
         if len(tensors) == len(self._in_order) and all(map(HeldTensor.is_as_it_was, self._in_order, tensors)):
             return
         self._in_order = [self._newly_held(number, tensor) for number, tensor in enumerate(tensors)]
-        self._held = {id(one.tensor): one for one in self._in_order}  # what the model holds no longer may hold records
+        self.held = {id(one.tensor): one for one in self._in_order}  # what the model holds no longer may hold records
 
     def _newly_held(self, number: int, tensor: Tensor) -> HeldTensor:
-        known = self._held.get(id(tensor))
+        known = self.held.get(id(tensor))
         return known if known is not None and known.is_as_it_was(tensor) else HeldTensor.of(tensor, number)
 
     def leaf(self, tensor: Tensor, lineage: Lineage | RecordAxis, digest: int) -> Origin:
@@ -130,26 +130,26 @@ class LineageTable:
 
     def forget(self) -> None:
         """Forget the tensors of a step: what is left of them is mixed in the next."""
-        self._entries, self._writes, self._exported, self._used, self._empties = {}, {}, {}, [], {}
+        self.entries, self.writes, self.exported, self._used, self.empties = {}, {}, {}, [], {}
 
     # -- finding ---------------------------------------------------------------------------------------
 
     def find(self, tensor: Tensor) -> Origin:
         """Where a tensor comes from."""
-        entry = self._entries.get(id(tensor))
+        entry = self.entries.get(id(tensor))
         if entry is not None and entry.tensor() is tensor:
             try:
                 is_as_seen = entry.version == tensor._version and entry.node is type(tensor.grad_fn)
             except RuntimeError:  # tensors of inference mode do not count writes
                 return Origin(MIXED, 0, blame=here(UNKNOWN))
-            if not is_as_seen or ((self._exported or self._writes) and not self._is_quiet(tensor, entry.clock)):
+            if not is_as_seen or ((self.exported or self.writes) and not self._is_quiet(tensor, entry.clock)):
                 return self._after_writes(tensor, entry)
-            if self._empties and entry.origin.lineage is MIXED:
+            if self.empties and entry.origin.lineage is MIXED:
                 return self._filled(tensor, entry.origin)
             return entry.origin
-        held = self._held.get(id(tensor))
+        held = self.held.get(id(tensor))
         if held is not None and held.tensor is tensor:
-            exported = self._exported.get(storage_of(tensor)) if self._exported else None
+            exported = self.exported.get(storage_of(tensor)) if self.exported else None
             is_as_seen = exported is None or exported.is_unchanged()
             own = held.trained if tensor.requires_grad else held.frozen
             return own if is_as_seen else Origin(MIXED, 0, blame=here(UNKNOWN))
@@ -158,8 +158,8 @@ class LineageTable:
     def _is_quiet(self, tensor: Tensor, clock: int) -> bool:
         """Whether nothing was written to a memory since then, also through tensors whose writes torch counts apart."""
         storage = storage_of(tensor) if has_memory(tensor) else 0
-        writes = self._writes.get(storage)
-        return storage not in self._exported and (writes is None or writes[-1].clock <= clock)
+        writes = self.writes.get(storage)
+        return storage not in self.exported and (writes is None or writes[-1].clock <= clock)
 
     def find_saved(self, tensor: Tensor) -> Origin:
         """Where a tensor comes from that autograd saved: a new one in the memory of one that was seen."""
@@ -193,7 +193,7 @@ class LineageTable:
         Values do not tell which graph leads to it: `nn.Parameter(h)` has those of `h`, and stops its gradient. A custom
         backward pass has no graph, and gets what autograd saved for it as new tensors in the same memory.
         """
-        for entry in self._entries.values() if self.is_in_backward else ():
+        for entry in self.entries.values() if self.is_in_backward else ():
             other = entry.tensor()
             if other is None or not has_memory(other) or storage_of(other) != storage_of(tensor):
                 continue
@@ -204,16 +204,16 @@ class LineageTable:
     def _after_writes(self, tensor: Tensor, entry: SeenTensor) -> Origin:
         """The lineage of a tensor whose memory, or whose graph, changed since it was seen."""
         origin = entry.origin
-        if self._empties and is_uninitialised(origin):
+        if self.empties and is_uninitialised(origin):
             return self._filled(tensor, origin)
         if tensor.grad_fn is None and entry.node is not type(None):
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))  # taken out of the graph, unseen
         if type(tensor.grad_fn) is not entry.node:
             origin = self._with_backward(tensor, origin, self.find_saved)
         storage = storage_of(tensor)
-        if storage in self._exported and not self._exported[storage].is_unchanged():
+        if storage in self.exported and not self.exported[storage].is_unchanged():
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
-        writes = self._writes.get(storage, [])
+        writes = self.writes.get(storage, [])
         since = [write for write in writes if write.clock > entry.clock]
         if not are_all(since, entry.version, tensor):
             return self.put(tensor, Origin(MIXED, 0, blame=here(UNKNOWN)))
@@ -272,10 +272,10 @@ class LineageTable:
     def _filled(self, tensor: Tensor, origin: Origin) -> Origin:
         """The lineage of a tensor of torch.empty: as it was, or that of what was written, if all of it was."""
         storage = storage_of(tensor) if has_memory(tensor) else 0
-        if not is_uninitialised(origin) or storage not in self._empties or storage in self._exported:
+        if not is_uninitialised(origin) or storage not in self.empties or storage in self.exported:
             return origin
-        made, version = self._empties[storage]
-        writes = [write for write in self._writes.get(storage, []) if write.clock > made]
+        made, version = self.empties[storage]
+        writes = [write for write in self.writes.get(storage, []) if write.clock > made]
         is_odd = any(write.dtype != tensor.dtype or write.origin.lineage is MIXED for write in writes)
         if not writes or is_odd or not are_all(writes, version, tensor):
             return origin
@@ -301,7 +301,7 @@ class LineageTable:
 
     def put(self, tensor: Tensor, origin: Origin, clock: int | None = None) -> Origin:
         """Note where a tensor comes from, with all writes up to then: now, unless `clock` says otherwise."""
-        self._entries[id(tensor)] = SeenTensor.of(tensor, origin, self.clock if clock is None else clock)
+        self.entries[id(tensor)] = SeenTensor.of(tensor, origin, self.clock if clock is None else clock)
         return origin
 
     def put_again(self, made: Tensor, origin: Origin, given: Sequence[Tensor]) -> None:
@@ -311,7 +311,7 @@ class LineageTable:
             if one is made:
                 return
         seen = weakref.ref(made), made._version, type(made.grad_fn), origin, self.clock
-        self._entries[id(made)] = tuple.__new__(SeenTensor, seen)  # much faster than SeenTensor.of
+        self.entries[id(made)] = tuple.__new__(SeenTensor, seen)  # much faster than SeenTensor.of
 
     def put_all(
         self,
@@ -323,7 +323,7 @@ class LineageTable:
     ) -> None:
         """What a call made, and what it wrote to; `versions` are those of its arguments before."""
         self.clock += 1
-        entries, given = self._entries, reading.tensors
+        entries, given = self.entries, reading.tensors
         handed = () if written else list(map(id, given))
         if any(tensor.layout is not torch.strided for tensor in made):
             for tensor in given:
@@ -333,7 +333,7 @@ class LineageTable:
                 continue  # the call gave back what it got
             entries[id(tensor)] = SeenTensor.of(tensor, origin, self.clock)
             if origin.func in NEW_MEMORY and has_memory(tensor):
-                self._empties[storage_of(tensor)] = self.clock, version_of(tensor)
+                self.empties[storage_of(tensor)] = self.clock, version_of(tensor)
         for index in written:
             tensor = given[index]
             origin = next(o for t, o in zip(made, origins, strict=True) if t is tensor)
@@ -344,12 +344,12 @@ class LineageTable:
             if origin.lineage is not PUBLIC and (self._is_held(storage) or DECLARED.owns_memory(storage)):
                 refuse_writing(origin)
             self._note_write(tensor, versions[index], reading.origins[index].lineage, origin)
-            if storage in self._exported:
-                self._exported[storage] = self._exported[storage].after(tensor)
+            if storage in self.exported:
+                self.exported[storage] = self.exported[storage].after(tensor)
 
     def _is_held(self, storage: int) -> bool:
         if self._held_storages is None:
-            self._held_storages = {storage_of(held.tensor) for held in self._held.values()}
+            self._held_storages = {storage_of(held.tensor) for held in self.held.values()}
         return storage in self._held_storages
 
     def note_slice(self, view: Tensor, origin: Origin, version: int) -> None:
@@ -360,11 +360,11 @@ class LineageTable:
     def _note_write(self, view: Tensor, version: int, before: Lineage | RecordAxis, origin: Origin) -> None:
         versions = version, version_of(view)
         write = Write(self.clock, versions, geometry_of(view), before, origin, view.dtype)
-        self._writes.setdefault(storage_of(view), []).append(write)
+        self.writes.setdefault(storage_of(view), []).append(write)
 
     def declare(self, tensor: Tensor) -> None:
         """The user says that a tensor is public; what watched calls made of the records is not."""
-        entry = self._entries.get(id(tensor))
+        entry = self.entries.get(id(tensor))
         if entry is not None and entry.tensor() is tensor:
             require(
                 not is_of_records(entry.origin),
@@ -379,20 +379,20 @@ class LineageTable:
     def export(self, tensor: Tensor) -> None:
         """Something outside torch got hold of the memory, and may write to it unseen."""
         if has_memory(tensor) and not tensor.is_meta:
-            self._exported.setdefault(storage_of(tensor), ExportedMemory.of(tensor))
+            self.exported.setdefault(storage_of(tensor), ExportedMemory.of(tensor))
 
     def _export_shared(self, stranger: Tensor) -> None:
         """Export the tensors whose memory a tensor from outside (DLPack) shares: it would write to them unseen."""
-        for entry in list(self._entries.values()):
+        for entry in list(self.entries.values()):
             own = entry.tensor()
             if own is not None and shares_memory(own, stranger):
                 self.export(own)
 
     def is_memory_unchanged(self) -> bool:
         """Whether memory that others can write to holds what it held, unless watched calls changed it."""
-        return all(one.is_unchanged() for one in self._exported.values())
+        return all(one.is_unchanged() for one in self.exported.values())
 
     def unchanged(self) -> bool:
         """Whether the tensors of old that this step used hold what they held, unless watched calls changed them."""
         assert self._existing is not None
-        return all(self._existing.has(t) or storage_of(t) in self._writes for t in self._used)
+        return all(self._existing.has(t) or storage_of(t) in self.writes for t in self._used)

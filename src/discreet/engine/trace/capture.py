@@ -124,6 +124,12 @@ def track_derived(
             tracked[id(tensor)] = Tracked(name, tensor, tuple(found), func, tuple(args), dict(kwargs))
 
 
+class FollowedCall(Protocol):
+    """A call that comes again, and where it last stood: the script, and the place on its path; None for nowhere."""
+
+    followed: tuple[ForwardTrace, int] | None
+
+
 class Follower(Protocol):
     """What a `CallWatch` hands its calls to."""
 
@@ -144,13 +150,13 @@ class Marks:
 
     def __init__(self, tracked: dict[int, Tracked], inputs: Iterable[Tensor]) -> None:
         self._tracked = tracked
-        self._marked: dict[int, weakref.ref[Tensor]] = {}
+        self.marked: dict[int, weakref.ref[Tensor]] = {}
         self.add(inputs)
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             if not tensor.requires_grad:  # what needs a gradient shows it by itself
-                self._marked[id(tensor)] = weakref.ref(tensor)
+                self.marked[id(tensor)] = weakref.ref(tensor)
 
     def on(self, tensors: Iterable[Tensor]) -> bool:
         """Whether any of the tensors carries records."""
@@ -171,7 +177,7 @@ class Marks:
         return bool(made)
 
     def _is_marked(self, tensor: Tensor) -> bool:
-        reference = self._marked.get(id(tensor))
+        reference = self.marked.get(id(tensor))
         return reference is not None and reference() is tensor
 
 

@@ -40,6 +40,7 @@ from discreet.engine.proof.calls.judgement import WatchedCall
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin, has_memory
 from discreet.engine.proof.verdicts import SIZED, contents, fits
 from discreet.engine.proof.watched_functions import FILLS, RECURRENT, SPECIAL, changes_graph
+from discreet.engine.trace.capture import ForwardTrace
 
 Draws = tuple[Origin, ...]  # the states that a call left
 _MOST_CALLS: Final = 10_000  # that are remembered, for all numbers of records
@@ -57,9 +58,23 @@ class KnownCall:
     func, args, kwargs  the call, with origins in the places of tensors; `func` is None where these are not all
     next     the known call that followed the last time: a guess, which is compared
     one      origin, sizes and type of the result, if it is a tensor and all that there is
+    followed where the recorder met it last (recorder.py)
     """
 
-    __slots__ = ("after", "args", "dtypes", "func", "given", "kwargs", "next", "one", "origins", "sizes", "written")
+    __slots__ = (
+        "after",
+        "args",
+        "dtypes",
+        "followed",
+        "func",
+        "given",
+        "kwargs",
+        "next",
+        "one",
+        "origins",
+        "sizes",
+        "written",
+    )
 
     def __init__(self, made: list[Tensor], origins: list[Origin], written: list[int]) -> None:
         self.origins, self.sizes, self.dtypes = origins, [one.shape for one in made], [one.dtype for one in made]
@@ -71,6 +86,7 @@ class KnownCall:
         self.args: tuple[Any, ...] = ()
         self.kwargs: tuple[tuple[str, Any], ...] = ()
         self.given: list[Origin] = []
+        self.followed: tuple[ForwardTrace, int] | None = None
 
     def made(self, results: list[Tensor], written: list[int]) -> bool:
         """Whether results are of the kind that was judged."""
@@ -128,7 +144,7 @@ class KnownCall:
 
 
 _UNKNOWN: Final = KnownCall([], [], [])  # stands for a call that was judged
-_EXACT: Final = frozenset([*PLAIN, int, bool, torch.Size])  # equal values of one of these types are read alike
+EXACT: Final = frozenset([*PLAIN, int, bool, torch.Size])  # equal values of one of these types are read alike
 
 
 class _OtherError(Exception):
@@ -140,11 +156,11 @@ def _compared(tree: Any, origins: Iterator[Origin]) -> Any:
     kind = type(tree)
     if kind is Tensor or kind is Parameter:
         return next(origins)
-    if kind in _EXACT or (kind is float and tree == tree):
+    if kind in EXACT or (kind is float and tree == tree):
         return tree
     if kind is tuple or kind is list:
         return kind([_compared(branch, origins) for branch in tree])
-    if kind is slice and all(type(bound) in _EXACT for bound in (tree.start, tree.stop, tree.step)):
+    if kind is slice and all(type(bound) in EXACT for bound in (tree.start, tree.stop, tree.step)):
         return tree
     raise _OtherError
 
@@ -157,7 +173,7 @@ def _is_read_as(known: Any, tree: Any, find: Callable[[Tensor], Origin], tensors
         return find(tree) is known
     if kind is not type(known):
         return False
-    if kind in _EXACT or (kind is float and tree):
+    if kind in EXACT or (kind is float and tree):
         return bool(tree == known)
     if kind is float:
         return repr(tree) == repr(known)  # 0.0 equals -0.0

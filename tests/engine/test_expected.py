@@ -1,0 +1,128 @@
+"""The compiled handler of calls that come again; test_known_calls.py compares it with the one in Python."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from discreet.engine.proof.calls.expected import ExpectedCalls, InterpretedCalls
+from discreet.engine.proof.lineage_table import LineageTable
+from discreet.engine.record_watch import RecordWatch
+from discreet.engine.trace.capture import RecordAxis
+
+pytestmark = pytest.mark.skipif(ExpectedCalls is InterpretedCalls, reason="the installation found no compiler")
+
+
+def batch(watch: RecordWatch, *calls: Any, scale: float = 1.0, records: int = 12) -> Tensor:
+    """Open a batch, and make calls one after the other."""
+    watch.close()
+    made = torch.randn(records, 6) * scale
+    watch.open([(made, RecordAxis(0))], records)
+    for call in calls:
+        made = call(made)
+    return made
+
+
+@pytest.fixture
+def watch() -> Any:
+    with closing(RecordWatch(nn.Linear(6, 6))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def given_to_python(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The functions whose calls the compiled handler left to Python."""
+    found: list[Any] = []
+    watched = RecordWatch.watched
+
+    def note(self: RecordWatch, func: Any, *rest: Any) -> Any:
+        found.append(func)
+        return watched(self, func, *rest)
+
+    monkeypatch.setattr(RecordWatch, "watched", note)
+    return found
+
+
+def test_calls_that_come_again_need_no_python(watch: RecordWatch, given_to_python: list[Any]) -> None:
+    chain = (torch.relu, lambda h: h * 2.0, lambda h: h[:, 1:5], lambda h: torch.cat([h, h], dim=1), torch.abs)
+    batch(watch, *chain)
+    batch(watch, *chain)
+    given_to_python.clear()
+    batch(watch, *chain)
+    assert given_to_python == []
+    batch(watch, torch.relu, lambda h: h * 3.0)  # another number
+    assert given_to_python == [Tensor.mul]
+
+
+def test_ctrl_c_in_a_look_up_is_not_lost(watch: RecordWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def writes(h: Tensor) -> Tensor:
+        return h.clone().mul_(2)  # from here on tensors are looked up in Python
+
+    made = [batch(watch, writes, torch.relu) for _ in range(3)]
+    calls, find = [0], LineageTable.find
+
+    def interrupted(self: LineageTable, tensor: Tensor) -> Any:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise KeyboardInterrupt
+        return find(self, tensor)
+
+    hidden = batch(watch, writes)
+    monkeypatch.setattr(LineageTable, "find", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        torch.relu(hidden)
+    assert calls[0] == 1
+    assert watch.table.find(torch.relu(hidden)) is not None
+    assert len(made) == 3
+
+
+def test_an_error_of_a_call_is_the_callers(watch: RecordWatch, given_to_python: list[Any]) -> None:
+    def rows(ids: Tensor) -> Tensor:
+        return F.embedding(ids, torch.ones(2, 2))
+
+    for _ in range(3):
+        batch(watch, torch.sigmoid, Tensor.long, rows)
+    given_to_python.clear()
+    with pytest.raises(IndexError):
+        batch(watch, torch.sigmoid, Tensor.long, rows, scale=float("nan"))
+    assert given_to_python == []
+    looked_up = batch(watch, torch.sigmoid, Tensor.long, rows)
+    assert watch.table.find(looked_up).lineage == RecordAxis(0)
+
+
+def test_nothing_is_leaked(watch: RecordWatch) -> None:
+    def named(h: Tensor) -> Tensor:
+        return torch.sum(h, dim=1, keepdim=True)
+
+    chain = (torch.relu, lambda h: h * 2.0, lambda h: h[:, 1:], lambda h: torch.cat([h, h], 1), named)
+
+    def counts() -> tuple[int, ...]:
+        gc.collect()
+        objects = (torch.relu, torch.cat, Tensor, RecordAxis, watch, watch.calls, watch.table, None, True, 2.0)
+        return len(gc.get_objects()), *(sys.getrefcount(one) for one in objects)
+
+    for _ in range(5):
+        batch(watch, *chain)
+    before = counts()
+    for _ in range(300):
+        batch(watch, *chain)
+    assert max(now - then for then, now in zip(before, counts(), strict=True)) < 100
+
+
+def test_flags_are_kept_in_the_handler(watch: RecordWatch) -> None:
+    """The compiled handler reads what Python writes."""
+    assert not watch.is_paused
+    with watch.paused():
+        assert watch.is_paused
+        assert type(watch.is_paused) is bool
+    batch(watch)
+    assert watch.is_open
+    watch.close()
+    assert not watch.is_open
