@@ -12,11 +12,12 @@ from discreet.core import normals
 LEAST: Final = 1 << 16  # fewer normals are not worth a thread
 MOST: Final = 1 << 20  # more would leave the cache, and reading them again would take longer than drawing them
 _PIECE: Final = 1 << 17  # normals drawn at a time
+_KNOWS_AFFINITY: Final = "sched_getaffinity" in dir(os)
 
 
 def core_is_free() -> bool:
     """Whether torch leaves a processor of this process unused, and the compiled generator could use it."""
-    processors = len(os.sched_getaffinity(0)) if "sched_getaffinity" in dir(os) else os.cpu_count() or 1
+    processors = len(os.sched_getaffinity(0)) if _KNOWS_AFFINITY else os.cpu_count() or 1
     return normals.is_compiled() and processors > torch.get_num_threads()
 
 
