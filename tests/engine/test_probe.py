@@ -168,7 +168,7 @@ def test_marks_keep_nothing_alive() -> None:
     marks = Marks({}, [x])
     marks.follow(torch.add, (x, 1), [x], x + 1)
     gc.collect()
-    alive = [reference() for reference in marks._marked.values()]
+    alive = [reference() for reference in marks.marked.values()]
     assert sum(tensor is not None for tensor in alive) == 1
 
 

@@ -590,3 +590,47 @@ def test_gradients_of_another_backward_pass_are_not_public() -> None:
         private.step(each(model(x), y) * model.head.weight.grad.norm())
 
     refused("a gradient that backward", body=body, line="weight.grad.norm()")
+
+
+# The order of rows ----------------------------------------------------------------------------------------
+
+
+def view_after_view(x: Tensor) -> Tensor:
+    return torch.cat([x[::2], x[1::2]])
+
+
+def turned(x: Tensor) -> Tensor:
+    return x.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
+
+
+@pytest.mark.parametrize("order", [view_after_view, turned])
+def test_views_in_another_order_are_refused(order: Callable[[Tensor], Tensor]) -> None:
+    """The engine takes rows side by side for one record: pairs of other records were clipped together (52 clips)."""
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        losses = each(model(order(x)), order(y))
+        private.step(torch.stack(losses.chunk(2), 1).flatten())
+
+    refused("rows in another order", None, body, line="model(order(x))", views=2)
+
+
+def test_views_in_another_order_in_augment_are_refused() -> None:
+    def augment(batch: Any) -> Any:
+        return view_after_view(batch[0]), batch[1]
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        outputs = model(x)
+        private.step(each(torch.stack(outputs.chunk(2), 1).flatten(0, 1), y))
+
+    refused("rows in another order", None, body, line="model(x)", views=2, augment=augment)
+
+
+def test_views_of_outputs_may_be_taken_one_after_the_other() -> None:
+    """What the message says to do instead."""
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        outputs = model(x)
+        gap = (outputs[::2] - outputs[1::2]).square().sum(1)
+        private.step(each(outputs, y) + 0.1 * torch.stack([gap, gap], 1).flatten())
+
+    assert train(body=body, views=2).updates == 4

@@ -336,9 +336,10 @@ class Engine:
                 script = self.script(args, kwargs, self._records, self._views)
         if self._scripts.learned > learned:  # random inputs may have filled a cache
             self._before = Snapshot(self.model)
-        with torch._C.DisableTorchFunction():
-            recorder = Recorder(self._roots, script, self._records, (args, kwargs))
         watching = ExitStack()
+        with torch._C.DisableTorchFunction():
+            self.watch.check_inputs(script.records_in((args, kwargs)))
+            recorder = Recorder(self._roots, script, self._records, (args, kwargs))
         watching.enter_context(self._unscripted.applied())
         if self.sharding is not None:
             watching.enter_context(self.sharding.watched())
@@ -351,8 +352,7 @@ class Engine:
             watching.enter_context(CallWatch(recorder, DECOMPOSITIONS, FORBIDDEN))
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        one = self._open.pop() if self._open else None
-        if one is None:
+        if (one := self._open.pop() if self._open else None) is None:
             return
         one.watching.close()
         if output is None:  # the forward pass raised: its error is the one to show

@@ -24,11 +24,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
 
 from discreet.core.check import require
 from discreet.engine.custom_backward import CustomBackwards, check_caller, unwatch_nodes, watch_nodes
-from discreet.engine.proof.blame import CHANGED, REHEARSAL_FAILED, TAMPERED, UNKNOWN, check_losses, is_uninitialised
+from discreet.engine.proof.blame import (
+    CHANGED,
+    REHEARSAL_FAILED,
+    TAMPERED,
+    UNKNOWN,
+    check_inputs,
+    check_losses,
+    is_uninitialised,
+)
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.calls.expected import ExpectedCalls
 from discreet.engine.proof.calls.judgement import WatchedCall, judged, slice_written
@@ -46,6 +54,7 @@ from discreet.engine.records_held import changed_tensors, tensors_held_by
 from discreet.engine.regions import Regions
 from discreet.engine.surroundings import Generators, Surroundings
 from discreet.engine.trace.capture import DATA_GET, RecordAxis, tensors_in
+from discreet.engine.trace.mode_stack import push_mode, remove_mode
 from discreet.engine.trace.unscripted import unwatch_scripts, watch_scripts
 
 
@@ -115,7 +124,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
 
     def _push(self) -> None:
         self.is_open = True
-        _push_mode(self)
+        push_mode(self)
         watch_scripts(self._check_scripted)
         watch_nodes(self)
 
@@ -126,14 +135,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         self.is_open = False
         unwatch_scripts(self._check_scripted)
         unwatch_nodes(self)
-        above = []
-        while torch._C._len_torch_function_stack():
-            mode = _pop_mode()
-            if mode is self:
-                break
-            above.append(mode)
-        for mode in reversed(above):
-            _push_mode(mode)
+        remove_mode(self)
 
     @property
     def declared_at(self) -> list[str]:
@@ -172,8 +174,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
     @contextmanager
     def running(self, handle: Callable[[Any, Any, Any], Any], recorder: Recorder) -> Iterator[None]:
         """Calls inside the block are run by `handle`; known ones by the recorder, which may leave them to it."""
-        before = self.forward, self.recorder
-        self.forward, self.recorder = handle, recorder
+        before, self.forward, self.recorder = (self.forward, self.recorder), handle, recorder
         try:
             yield
         finally:
@@ -185,6 +186,10 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
             self.table.declare(value)
         elif not isinstance(value, nn.Module):
             self._declared.append(value)
+
+    def check_inputs(self, tensors: Sequence[Tensor]) -> None:
+        """Refuse tensors with a row for each record, that the model is given, whose rows come in another order."""
+        check_inputs([(self.table.find(one), one) for one in tensors if self.is_open], self._records)
 
     def finish(self, losses: Tensor) -> None:
         """Refuse losses that are not kept apart, and stop watching if they are."""
@@ -248,8 +253,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
 
     def watched(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call; `ExpectedCalls` gives those here that it does not make itself."""
-        kwargs = kwargs or {}
-        is_between = self.is_backward and not self.is_resumed
+        kwargs, is_between = kwargs or {}, self.is_backward and not self.is_resumed
         if self.is_paused or not self.is_open or is_between or is_quiet(func, args):
             if is_between:
                 check_caller()
@@ -389,9 +393,8 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
             error.add_note(REHEARSAL_FAILED)
 
     def _check_scripted(self, args: Any) -> None:
-        if self.is_paused or not self.is_open:
-            return
-        with self.paused():
-            is_public = all(self.table.find(tensor).lineage is PUBLIC for tensor in tensors_in(args))
-        if not is_public:
-            refuse_scripted()
+        if not self.is_paused and self.is_open:
+            with self.paused():
+                origins = [self.table.find(tensor) for tensor in tensors_in(args)]
+            if any(origin.lineage is not PUBLIC for origin in origins):
+                refuse_scripted()

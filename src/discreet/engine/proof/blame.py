@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FrameType
@@ -197,6 +197,22 @@ def check_losses(origin: Origin) -> None:
             "losses in another order",
             "keep the record as the first axis",
         )
+
+
+def check_inputs(origins: Iterable[tuple[Origin, Tensor]], records: int) -> None:
+    """Refuse tensors with a row for each record, that the model is given, whose rows come in another order.
+
+    The model is proven on inputs in which all rows of a record (its views) lie side by side.
+    """
+    for origin, tensor in origins:
+        place = origin.lineage
+        if isinstance(place, RecordAxis) and (place.axis != 0 or (place.minor and tensor.shape[0] != records)):
+            refuse(
+                "inputs of the model with the records along the first axis, in the order of the batch",
+                f"rows in another order at {user_line()}",
+                "give the model the rows as the batch has them, all views of a record side by side; to take the first "
+                "view of every record, then the second, index the outputs: out[::views], out[1::views]",
+            )
 
 
 def _refuse_losses(blame: Blame) -> NoReturn:
