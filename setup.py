@@ -13,8 +13,7 @@ setup(
             extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math"],
             **LIMITED,
         ),
-        Extension(
-            "discreet.engine.proof.calls._expected", ["src/discreet/engine/proof/calls/_expected.c"], **LIMITED
-        ),
+        Extension("discreet.engine.proof.calls._expected", ["src/discreet/engine/proof/calls/_expected.c"], **LIMITED),
+        Extension("discreet.engine._untouched", ["src/discreet/engine/_untouched.c"], **LIMITED),
     ]
 )

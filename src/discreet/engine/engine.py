@@ -114,7 +114,7 @@ class Engine:
         require(not left, "no gradient left on the parameters", f"{', '.join(left[:1])} is set", remedy)
         require(units is None or units.records == records, "a unit for each record", "others", "name all owners")
         self._records, self._views, self._units, self._watching = records, views, units, True
-        self._before = Snapshot(self.model)
+        self._before = Snapshot(self.model, self._before)
 
     def follow(
         self,

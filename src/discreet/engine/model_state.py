@@ -89,15 +89,22 @@ class _Memory(NamedTuple):
 class Snapshot:
     """Which tensors a model holds, how often they were written to, and what they contain."""
 
-    def __init__(self, model: nn.Module) -> None:
-        buffers = {id(buffer) for module in modules_in(model) for buffer in module._buffers.values()}
+    def __init__(self, model: nn.Module, before: Snapshot | None = None) -> None:
+        """`before` is an earlier one: what it has of tensors that are still the same is used again."""
+        modules = modules_in(model)
+        buffers = {id(buffer) for module in modules for buffer in module._buffers.values()}
+        now = [local_of(tensor) for tensor in tensors_of(modules)]
+        earlier = before._seen if before is not None and len(before._seen) == len(now) else []
+        with torch._C.DisableTorchFunction():
+            is_same = untouched(earlier, now) if earlier else [False] * len(now)
         room = MOST_BUFFERS
         self._seen: list[_Seen] = []
-        for tensor in map(local_of, tensors_of(model)):
+        for index, tensor in enumerate(now):
             whole = tensor.nbytes <= 2 * _END
             if not whole and tensor.nbytes <= room and id(tensor) in buffers:
                 whole, room = True, room - tensor.nbytes
-            self._seen.append(_Seen.of(tensor, whole=whole))
+            reuses = is_same[index] and earlier[index].is_whole == whole
+            self._seen.append(earlier[index] if reuses else _Seen.of(tensor, whole=whole))
 
     def compare(self, model: nn.Module) -> None:
         """Refuse a model whose buffers or parameters were written to, or replaced, during a forward pass."""
@@ -123,9 +130,9 @@ class Snapshot:
 
     def _changed(self, model: nn.Module, same: Callable[[_Seen, Tensor], bool]) -> str | None:
         """The names of tensors that are not the same; None if all are."""
-        now = [local_of(tensor) for tensor in tensors_of(model)]
+        now = [local_of(tensor) for tensor in tensors_of(modules_in(model))]
         with torch._C.DisableTorchFunction():  # also inside the watch
-            if len(now) == len(self._seen) and all(map(same, self._seen, now)):
+            if len(now) == len(self._seen) and (all(untouched(self._seen, now)) or all(map(same, self._seen, now))):
                 return None
         before = {id(seen.tensor): seen for seen in self._seen}
         held = dict(zip(map(id, now), self._seen, strict=False)) if len(now) == len(self._seen) else before
@@ -158,7 +165,18 @@ class Gradients:
 
 
 def _is_untouched(seen: _Seen, now: Tensor) -> bool:
+    """Whether nothing was written to a tensor, nor to its memory, as far as that is known."""
     return seen.tensor is now and seen.version == version_of(now) and seen.has_content_of(now)
+
+
+def _each_untouched(seen: list[_Seen], now: list[Tensor]) -> list[bool]:
+    return list(map(_is_untouched, seen, now))
+
+
+try:
+    from discreet.engine._untouched import untouched
+except ImportError:  # no compiler
+    untouched = _each_untouched
 
 
 def _is_equal(seen: _Seen, now: Tensor) -> bool:
@@ -202,7 +220,7 @@ class ModelBetweenBatches:
 
     def remember(self) -> None:
         """Take the model as it is: the library is done with a batch."""
-        self._left = Snapshot(self._model)
+        self._left = Snapshot(self._model, self._left)
 
     def check(self) -> None:
         """Refuse a model that changed since it was remembered."""

@@ -36,6 +36,7 @@ from discreet.engine.proof.blame import (
     check_inputs,
     check_losses,
     is_uninitialised,
+    line_of_the_call,
 )
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.calls.expected import ExpectedCalls
@@ -373,7 +374,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         if found.numbers is not ALL_FOLLOW:
             settings = settings_for(form, settings, found.numbers, self._records)
         rows = self.generators.rows_of(draws, found.rows) or [None] * len(made)
-        origins = found.origins(digest, (call.func, settings, parents), rows)
+        origins = found.origins(digest, (call.func, settings, parents), line_of_the_call(), rows)
         self.generators.note(draws, origins)
         self.table.put_all(made, origins, reading, written, call.versions)
         self.calls.keep(call, made, origins, written, draws)

@@ -1,6 +1,6 @@
 """What no per-sample engine can treat, refused by name before anything runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,17 +98,11 @@ def modules_in(model: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
-def parameters_in(model: nn.Module) -> list[Tensor]:
-    """Every parameter, module by module; one that is shared comes again."""
-    held = (module._parameters.values() for module in modules_in(model))
-    return [parameter for own in held for parameter in own if parameter is not None]
-
-
-def tensors_of(model: nn.Module) -> list[Tensor]:
+def tensors_of(modules: Iterable[nn.Module]) -> list[Tensor]:
     """Every parameter and buffer, module by module; one that is shared comes again."""
     return [
         tensor
-        for module in modules_in(model)
+        for module in modules
         for held in (module._parameters, module._buffers)
         for tensor in held.values()
         if tensor is not None
@@ -118,7 +112,8 @@ def tensors_of(model: nn.Module) -> list[Tensor]:
 def check_trained(model: nn.Module, expected: dict[str, Tensor]) -> None:
     """Refuse a model that trains other parameters than `expected`, or hooks on them."""
     with torch._C.DisableTorchFunction():  # also inside the watch
-        trained = dict.fromkeys(id(p) for p in parameters_in(model) if p.requires_grad)  # each once
+        held = (module._parameters.values() for module in modules_in(model))
+        trained = dict.fromkeys([id(p) for own in held for p in own if p is not None and p.requires_grad])  # each once
         hooked = [name for name, tensor in expected.items() if tensor._backward_hooks]
     require(
         list(trained) == list(map(id, expected.values())),

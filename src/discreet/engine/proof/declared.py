@@ -16,7 +16,7 @@ from typing import Any, Final, final
 from torch import Tensor, nn
 
 from discreet.engine.proof.lineage import has_memory, storage_of
-from discreet.engine.support import tensors_of
+from discreet.engine.support import modules_in, tensors_of
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class DeclaredValues:
             if own == number:
                 del self._modules[key]
                 module = found()
-                for tensor in tensors_of(module) if module is not None else ():
+                for tensor in tensors_of(modules_in(module)) if module is not None else ():
                     self._tensors.pop(id(tensor), None)
 
     def note_number(self, where: str) -> Declaration:
@@ -100,7 +100,7 @@ class DeclaredValues:
             return known[1]
         for found, number in self._modules.values():
             module = found()
-            for index, own in enumerate(tensors_of(module) if module is not None else ()):
+            for index, own in enumerate(tensors_of(modules_in(module)) if module is not None else ()):
                 if own is tensor:
                     self._tensors[id(tensor)] = weakref.ref(tensor), hash((number, index))
                     return self._tensors[id(tensor)][1]
@@ -111,7 +111,7 @@ class DeclaredValues:
         tensors = [found() for found, _ in self._tensors.values()]
         for found, _ in self._modules.values():
             module = found()
-            tensors += tensors_of(module) if module is not None else []
+            tensors += tensors_of(modules_in(module)) if module is not None else []
         return any(tensor is not None and has_memory(tensor) and storage_of(tensor) == storage for tensor in tensors)
 
 

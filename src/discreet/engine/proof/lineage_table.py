@@ -56,7 +56,7 @@ from discreet.engine.proof.lineage import (
     version_of,
 )
 from discreet.engine.proof.watched_functions import NEW_MEMORY, changes_graph
-from discreet.engine.support import tensors_of
+from discreet.engine.support import modules_in, tensors_of
 from discreet.engine.trace.capture import RecordAxis
 
 _MOST_LEAVES: Final = 10_000
@@ -92,9 +92,12 @@ class LineageTable:
 
     def begin(self, live: Iterable[Tensor], private: Iterable[Tensor]) -> None:
         """Take stock before the first batch."""
-        held = {id(tensor) for tensor in [*tensors_of(self._model), *self._wholes]}
+        held = set(map(id, self._of_the_model()))
         withheld = [tensor for tensor in (found() for found in self._withheld) if tensor is not None]
         self._existing = ExistingTensors([one for one in live if id(one) not in held], [*private, *withheld])
+
+    def _of_the_model(self) -> list[Tensor]:
+        return [*tensors_of(modules_in(self._model)), *self._wholes]
 
     def withhold(self, tensor: Tensor) -> None:
         """This tensor may hold records, although it exists before the first batch."""
@@ -102,7 +105,11 @@ class LineageTable:
 
     def new_step(self, records: int) -> None:
         self.forget()
-        self._records, tensors, self._held_storages = records, [*tensors_of(self._model), *self._wholes], None
+        self._records, tensors, self._held_storages = (
+            records,
+            [*tensors_of(modules_in(self._model)), *self._wholes],
+            None,
+        )
         if len(tensors) == len(self._in_order) and all(map(HeldTensor.is_as_it_was, self._in_order, tensors)):
             return
         self._in_order = [self._newly_held(number, tensor) for number, tensor in enumerate(tensors)]

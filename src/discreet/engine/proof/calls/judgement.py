@@ -8,15 +8,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.blame import (
-    BY_PLACE,
-    UNINITIALISED,
-    UNKNOWN,
-    blame_for,
-    here,
-    is_uninitialised,
-    line_of_the_call,
-)
+from discreet.engine.proof.blame import BY_PLACE, UNINITIALISED, UNKNOWN, blame_for, here, is_uninitialised
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.draws.read_draws import draws_used
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Blame, Origin, PublicRows, storage_of, versions_of
@@ -54,10 +46,9 @@ class Judged(NamedTuple):
     rows: Sequence[PublicRows | None] | None = None
 
     def origins(
-        self, digest: int, made_by: tuple[Any, Any, tuple[Origin, ...]], rows: Sequence[PublicRows | None]
+        self, digest: int, made_by: tuple[Any, Any, tuple[Origin, ...]], where: Any, rows: Sequence[PublicRows | None]
     ) -> list[Origin]:
-        """The origins of what the call made, given function, settings and parents; and its line."""
-        where = line_of_the_call()
+        """The origins of what the call made, given function, settings and parents, and its line."""
         return [
             Origin(place, digest + i, *made_by, self.blame if place is MIXED else None, where, row, output=i)
             for i, (place, row) in enumerate(zip(self.places, rows, strict=True))

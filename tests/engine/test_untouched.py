@@ -1,0 +1,98 @@
+"""The compiled comparison of tensors with what was seen of them gives what the one in Python gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discreet.engine.model_state import Snapshot, _each_untouched, untouched
+
+pytestmark = pytest.mark.skipif(untouched is _each_untouched, reason="the installation found no compiler")
+
+
+class Holds(nn.Module):
+    """A large parameter, a small one, a buffer that is compared in full, one in no order, and one without memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small = nn.Parameter(torch.randn(64, 64)), nn.Parameter(torch.randn(3))
+        self.register_buffer("table", torch.randn(5000))
+        self.register_buffer("turned", torch.randn(4, 3).t())
+        self.register_buffer("empty", torch.empty(0))
+        with torch.inference_mode():
+            self.register_buffer("uncounted", torch.ones(2))
+
+
+def nothing(model: Holds) -> None:
+    pass
+
+
+def in_place(model: Holds) -> None:
+    with torch.no_grad():
+        model.large.add_(1)
+
+
+def by_numpy_at_the_end(model: Holds) -> None:
+    model.large.detach().numpy()[-1, -1] += 1
+
+
+def by_numpy_in_the_middle_of_a_buffer(model: Holds) -> None:
+    model.table.numpy()[2500] += 1
+
+
+def by_data(model: Holds) -> None:
+    model.small.data = model.small.data + 1
+
+
+def turned_round(model: Holds) -> None:
+    model.large.data = model.large.data.t()
+
+
+def replaced(model: Holds) -> None:
+    model.small = nn.Parameter(model.small.detach().clone())
+
+
+CHANGES = [nothing, in_place, by_numpy_at_the_end, by_numpy_in_the_middle_of_a_buffer, by_data]
+CHANGES += [turned_round, replaced]
+
+
+def held(model: Holds) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_is_untouched(change: Callable[[Holds], None]) -> None:
+    model = Holds()
+    seen = Snapshot(model)._seen
+    before = held(model)
+    change(model)
+    now = held(model)
+    expected = _each_untouched(seen, now)
+    found = untouched(seen, now)
+    assert (change is nothing) == all(expected)
+    for tensor, one, other in zip(before, expected, found, strict=True):
+        only_python_can_tell = not tensor.is_contiguous() or tensor.is_inference()
+        assert one == other or (only_python_can_tell and not other)
+
+
+@pytest.mark.parametrize("change", CHANGES[1:], ids=lambda change: change.__name__)
+def test_a_snapshot_on_top_of_another_sees_the_same(change: Callable[[Holds], None]) -> None:
+    """What it has of the earlier one was still true when it was taken."""
+    model = Holds()
+    first = Snapshot(model)
+    in_place(model)
+    again = Snapshot(model, first)
+    again.compare(model)
+    assert [a is b for a, b in zip(first._seen, again._seen, strict=True)][:2] == [False, True]
+    change(model)
+    with pytest.raises(ValueError, match="changed"):
+        again.compare(model)
+
+
+def test_lists_of_other_lengths_are_refused() -> None:
+    model = Holds()
+    with pytest.raises(ValueError, match="one length"):
+        untouched(Snapshot(model)._seen, [])
