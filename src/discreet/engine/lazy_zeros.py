@@ -6,15 +6,14 @@ these, the two never stand side by side.
 
 from __future__ import annotations
 
-import ctypes
 import math
-from collections.abc import Callable
-from functools import cache
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from discreet.core.peak_memory import give_back
 
 # From so many bytes on, every tensor gets new pages from the system anyway (the largest M_MMAP_THRESHOLD of glibc).
 _LARGE: Final = 32 << 20
@@ -30,17 +29,7 @@ def lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or size < _LARGE:
         return torch.zeros(*shape, dtype=dtype, device=device)
-    _trim()(0)  # the allocator holds on to activations that were freed, in pieces too small for this
+    give_back()  # activations that were freed, in pieces too small for this
     memory = np.zeros(size + _ALIGNED, dtype=np.uint8)  # calloc: torch.zeros writes to every page
     start = -memory.ctypes.data % _ALIGNED
     return torch.from_numpy(memory[start : start + size]).view(dtype).view(*shape)
-
-
-@cache
-def _trim() -> Callable[[int], object]:
-    """Gives freed memory back to the system: a function of glibc; elsewhere nothing happens."""
-    try:
-        found: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return lambda _: None
-    return found
