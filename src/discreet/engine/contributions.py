@@ -20,6 +20,20 @@ from discreet.engine.layout import Layout, Mask
 Groups = Sequence[Sequence[int]]
 
 
+def partition(groups: Groups | None, layout: Layout) -> Groups:
+    """Groups in which every parameter lies once; by default one group of all."""
+    everything = range(len(layout.names))
+    if groups is None:
+        return [everything]
+    check.require(
+        sorted(index for group in groups for index in group) == list(everything),
+        "groups in which every parameter lies once",
+        [list(group) for group in groups],
+        "a parameter left out would lose its signal, one named twice would count twice",
+    )
+    return groups
+
+
 class Contributions(Protocol):
     """What `Aggregation` needs of the contributions of a micro-batch.
 
@@ -38,9 +52,18 @@ class Contributions(Protocol):
         """Upper bounds on the norms, shape [G, N]."""
 
     def add_weighted(
-        self, weights_QGN: Tensor, totals_Q: Tensor, groups: Groups | None = None, mask: Mask | None = None
+        self,
+        weights_QGN: Tensor,
+        totals_Q: Tensor,
+        groups: Groups | None = None,
+        mask: Mask | None = None,
+        *,
+        is_last: bool = False,
     ) -> None:
-        """totals_Q += the weighted sums; frozen coordinates stay as they are."""
+        """totals_Q += the weighted sums; frozen coordinates stay as they are.
+
+        is_last  whether nothing more is asked of the micro-batch: its memory may be let go of while it is summed
+        """
 
     def mapped_sum(self, fn: Callable[[Tensor], Tensor], mask: Mask | None = None, *, chunk: int = 16) -> Tensor:
         """The sum of fn(contributions), which takes at most `chunk` of them at a time."""
@@ -84,16 +107,22 @@ class GivenVectors(Contributions):
 
     def norms(self, groups: Groups | None = None, mask: Mask | None = None) -> Tensor:
         each = [_norms(part) for part in self._parts(mask)]
-        groups = [range(len(each))] if groups is None else groups
-        joined = [_norms(torch.stack([each[index] for index in group], dim=1)) for group in groups]
+        found = partition(groups, self.layout)
+        joined = [_norms(torch.stack([each[index] for index in group], dim=1)) for group in found]
         return torch.stack(joined).masked_fill_(~self._is_finite_N, torch.inf)
 
     def add_weighted(
-        self, weights_QGN: Tensor, totals_Q: Tensor, groups: Groups | None = None, mask: Mask | None = None
+        self,
+        weights_QGN: Tensor,
+        totals_Q: Tensor,
+        groups: Groups | None = None,
+        mask: Mask | None = None,
+        *,
+        is_last: bool = False,
     ) -> None:
         parts = self._parts(mask)
         sums: list[Tensor] = [part.new_zeros(0) for part in parts]
-        for group, weights_QN in zip(groups or [range(len(parts))], weights_QGN.unbind(1), strict=True):
+        for group, weights_QN in zip(partition(groups, self.layout), weights_QGN.unbind(1), strict=True):
             for index in group:
                 sums[index] = weights_QN @ parts[index]
         self._add(torch.cat(sums, dim=1), totals_Q, mask)

@@ -22,13 +22,22 @@ from torch import Tensor, nn
 from discreet.core.check import count, refuse, require
 from discreet.core.world import World
 from discreet.engine.active import Active
+from discreet.engine.contributions import Groups, partition
 from discreet.engine.custom_backward import run_backward
 from discreet.engine.factors.collector import Collector, Settle
-from discreet.engine.factors.gradients import Gradients, KeptFactors, KeptGradients, RepeatedGradients, fill_rows
+from discreet.engine.factors.gradients import (
+    Gradients,
+    KeptFactors,
+    KeptGradients,
+    RepeatedGradients,
+    Weighting,
+    fill_rows,
+)
 from discreet.engine.factors.groups import UnitRows
 from discreet.engine.factors.parts import GradientBuffer, in_range, root_of_squares
 from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
+from discreet.engine.lazy_zeros import lazy_zeros
 from discreet.engine.model_state import Snapshot
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.lineage import PUBLIC, places_in
@@ -43,8 +52,6 @@ from discreet.engine.tables import TouchedRows, tables_of
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.trace.unscripted import Unscripted
-
-Groups = Sequence[Sequence[int]]
 
 
 @dataclass
@@ -209,14 +216,20 @@ class Engine:
     def norms(self, groups: Groups | None = None, mask: Mask | None = None) -> Tensor:
         """Upper bounds on the per-sample gradient norms, float64, shape [G, N]."""
         each = self._each_norm(mask)
-        return torch.stack([root_of_squares([each[i] for i in group]) for group in self._checked(groups)])
+        return torch.stack([root_of_squares([each[i] for i in group]) for group in partition(groups, self.layout)])
 
     @torch.no_grad()
     def add_weighted(
-        self, weights_QGN: Tensor, totals_Q: Tensor, groups: Groups | None = None, mask: Mask | None = None
+        self,
+        weights_QGN: Tensor,
+        totals_Q: Tensor,
+        groups: Groups | None = None,
+        mask: Mask | None = None,
+        *,
+        is_last: bool = False,
     ) -> None:
-        """totals_Q += sum_n weights * g_n, query by query; frozen coordinates stay as they are."""
-        gradients, groups = self._collected(), self._checked(groups)
+        """totals_Q += sum_n weights * g_n, query by query; frozen coordinates stay. A last sum lets go of each g_n."""
+        gradients, groups = self._collected(), partition(groups, self.layout)
         shapes = (len(totals_Q), len(groups), self._open_units()), (len(totals_Q), self.held.size)
         require(
             (tuple(weights_QGN.shape), tuple(totals_Q.shape)) == shapes,
@@ -230,7 +243,9 @@ class Engine:
         for group, weights_QN in zip(groups, of_groups, strict=True):
             for parameter in group:
                 by_parameter[parameter] = weights_QN
-        self._sums.add(gradients, by_parameter, totals_Q, index, mask)
+        if is_last:
+            self._gradients = None
+        self._sums.add(gradients, Weighting(by_parameter, index, mask, is_last), totals_Q)
 
     def add_nothing(self, totals_Q: Tensor) -> None:
         """Take part in the sums of a sharded model without a record; other models need nobody else."""
@@ -301,12 +316,9 @@ class Engine:
             self.sharding.close()
 
     def zeros(self, queries: int = 1, size: int | None = None) -> Tensor:
-        """Room for the sums of a logical batch, shape [Q, d], or for as many vectors of another size.
-
-        Of a sharded model, d counts what this process holds.
-        """
+        """Room for sums on the coordinates that this process holds, [Q, d], or for as many vectors of another size."""
         columns = self.held.size if size is None else size
-        return torch.zeros(queries, columns, dtype=self.dtype, device=self.device)
+        return lazy_zeros(queries, columns, dtype=self.dtype, device=self.device)
 
     def script(self, args: Any, kwargs: Any, records: int, views: int = 1) -> ForwardTrace:
         """What a pass on inputs of this shape does, learned and verified on random inputs the first time.
@@ -379,22 +391,10 @@ class Engine:
         """The gradients of the open micro-batch."""
         self._open_records()
         if self._gradients is None:
-            refuse("the gradients of a micro-batch", "none yet", "call backward(losses) first")
+            refuse("the gradients of a micro-batch", "none", "call backward(losses) first; sum them last, and once")
         return self._gradients
 
     def _each_norm(self, mask: Mask | None) -> list[Tensor]:
         """The norms of every parameter's gradients, zero where none came."""
         zero = torch.zeros(self._open_units(), dtype=torch.float64, device=self.device)
         return [zero if own is None else own for own in self._collected().norms(mask)]
-
-    def _checked(self, groups: Groups | None) -> Groups:
-        everything = range(len(self.layout.names))
-        if groups is None:
-            return [everything]
-        require(
-            sorted(index for group in groups for index in group) == list(everything),
-            "groups in which every parameter lies once",
-            [list(group) for group in groups],
-            "a parameter left out would lose its signal, one named twice would count twice",
-        )
-        return groups

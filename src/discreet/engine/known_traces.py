@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import refuse
+from discreet.core.peak_memory import give_back
 from discreet.engine.layout import Layout
 from discreet.engine.proof.probe import PROBE_SEED, Probe
 from discreet.engine.selfcheck import verify
@@ -105,6 +106,7 @@ class KnownTraces:
             return script
         finally:
             self.busy = False
+            give_back()
 
 
 _PLAIN = (bool, int, float, str)

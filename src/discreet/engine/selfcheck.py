@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +16,7 @@ from torch.utils.checkpoint import CheckpointError
 from discreet.core.check import refuse, require
 from discreet.engine.factors.collector import Collector
 from discreet.engine.factors.gradients import KeptFactors
-from discreet.engine.factors.parts import Factors
+from discreet.engine.factors.parts import CACHED_ELEMENTS, Factors
 from discreet.engine.layout import Layout
 from discreet.engine.memory import kept_bytes, largest_kept, tally
 from discreet.engine.proof.forbidden import FORBIDDEN
@@ -120,16 +123,42 @@ def verify(model: nn.Module, roots: Sequence[Tracked], layout: Layout, script: F
     comparisons = [_GradientComparison(root, own, half) for root, own in zip(roots, factors, strict=True)]
     with torch.enable_grad():
         losses = _losses(script, run())
-    for record, loss in enumerate(losses):  # one at a time: no more than one gradient is held
-        gradients = torch.autograd.grad(loss, [root.tensor for root in roots], retain_graph=True, allow_unused=True)
-        with torch.no_grad():
-            sizes = [torch.zeros(()) if one is None else one.double().norm().cpu() for one in gradients]
-            whole = float(torch.stack(sizes).norm())
-            for one, gradient, size in zip(comparisons, gradients, sizes, strict=True):
-                one.compare(record, gradient, float(size), whole)
-    with torch.no_grad():
+        weighted = (losses * torch.tensor(_WEIGHTS).to(losses)).sum()
+    for record, loss in enumerate(losses):
+        _give_each(loss, comparisons, partial(_GradientComparison.meet, record=record))
+        whole = math.hypot(*(one.size for one in comparisons))
         for one in comparisons:
-            one.compare_sum()
+            one.check(record, whole)
+    _give_each(weighted, comparisons, _GradientComparison.meet_sum)
+
+
+def _give_each(loss: Tensor, comparisons: Sequence[_GradientComparison], meet: Callable[..., None]) -> None:
+    """Let each comparison meet autograd's gradient, or None; no more than one gradient of a parameter is held."""
+    waiting = {id(one.parameter): one for one in comparisons}
+
+    def take(one: _GradientComparison, gradient: Tensor) -> Tensor:
+        with torch.no_grad():
+            meet(waiting.pop(id(one.parameter)), gradient)
+        return gradient.new_zeros(()).expand_as(gradient)  # in place of the gradient, which may go
+
+    hooks = [one.parameter.register_hook(partial(take, one)) for one in comparisons]
+    try:
+        parameters = [one.parameter for one in comparisons]
+        torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    with torch.no_grad():
+        for one in waiting.values():
+            meet(one, None)
+
+
+def _length(one: Tensor, other: Tensor | None = None) -> float:
+    """The norm of a gradient, or of the difference of two, some entries at a time."""
+    pieces = one.reshape(-1).split(CACHED_ELEMENTS)
+    others = itertools.repeat(None) if other is None else other.reshape(-1).split(CACHED_ELEMENTS)
+    gaps = (piece if part is None else piece - part for piece, part in zip(pieces, others, strict=False))
+    return math.hypot(*(float(gap.double().norm()) for gap in gaps))
 
 
 def _no_float16(dtypes: set[torch.dtype]) -> None:
@@ -171,30 +200,31 @@ class _GradientComparison:
         dtype = torch.float64 if root.tensor.dtype == torch.float64 else torch.float32
         self._tolerances = _HALF_TOLERANCE if half else _TOLERANCE[dtype]
         self._norms = [0.0] * SMALL if factors is None else factors.norms.tolist()
-        self._weighted = torch.zeros_like(root.tensor, dtype=dtype)
-        self._allowed = 0.0
+        self._dtype, self._allowed, self._gap = dtype, 0.0, 0.0
+        self.parameter, self.size = root.tensor, 0.0
 
-    def compare(self, record: int, truth: Tensor | None, size: float, whole: float) -> None:
-        """Refuse a gradient of one record; `whole` is the norm of all its gradients."""
-        own, noise = self._tolerances
-        allowed, norm = own * size + noise * whole, self._norms[record]
-        self._allowed += allowed
+    def meet(self, truth: Tensor | None, *, record: int) -> None:
+        """Measure autograd's gradient of one record, and how far the own one is from it."""
         found = None if self._factors is None else self._factors.instantiate(record, record + 1)[0]
-        if truth is not None:
-            self._weighted.add_(truth, alpha=_WEIGHTS[record])
-            gap = size if found is None else float((found - truth).double().norm())
-        else:
-            gap = 0.0 if found is None else float(found.double().norm())
-        other = abs(norm - size)
-        self._require(gap <= allowed and other <= allowed, max(gap, other) / max(size, 1e-30))
+        self.size = 0.0 if truth is None else _length(truth)
+        self._gap = self.size if found is None else _length(found, truth)
 
-    def compare_sum(self) -> None:
-        """Refuse a weighted sum."""
-        total = self._weighted.new_zeros(1, *self._weighted.shape)  # as in training: not in the weight's own format
+    def check(self, record: int, whole: float) -> None:
+        """Refuse the gradient of one record that was met; `whole` is the norm of all its gradients."""
+        own, noise = self._tolerances
+        allowed, other = own * self.size + noise * whole, abs(self._norms[record] - self.size)
+        self._allowed += allowed
+        is_right = self._gap <= allowed and other <= allowed
+        self._require(is_right, max(self._gap, other) / max(self.size, 1e-30))
+
+    def meet_sum(self, truth: Tensor | None) -> None:
+        """Refuse a weighted sum that is not autograd's."""
+        total = torch.zeros(1, *self.parameter.shape, dtype=self._dtype, device=self.parameter.device)
         if self._factors is not None:
             self._factors.add_weighted(torch.tensor([_WEIGHTS], device=total.device), total)
-        gap = float((total[0] - self._weighted).double().norm())
-        self._require(gap <= 2 * self._allowed, gap / max(float(self._weighted.norm()), 1e-30))
+        gap = _length(total, truth)
+        size = 0.0 if truth is None else _length(truth)
+        self._require(gap <= 2 * self._allowed, gap / max(size, 1e-30))
 
     def _require(self, right: bool, gap: float) -> None:
         require(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, final
 
@@ -109,9 +110,14 @@ class Aggregation:
         self._clipped = mask if order is Order.FREEZE_THEN_CLIP else None  # the part that is clipped
         self._groups, self._contribution_map = bounder.groups(engine.layout), bounder.contribution_map(memory)
         self._bounded = len(bounder.vectors(scale))
-        hidden = bounder.hidden(engine.zeros(len(self._groups), 0), scale)
-        self._vectors = engine.zeros(self._bounded + len(hidden))
+        self._hidden = len(bounder.hidden(engine.zeros(len(self._groups), 0), scale))
         self._scalars = engine.zeros(len(bounder.scalars()), 1)[:, 0].double()
+
+    @cached_property
+    def _vectors(self) -> Tensor:
+        """The bounded sums, followed by the hidden ones. They are made when they are first added to: until then, the
+        activations of the first micro-batch need the memory."""
+        return self._engine.zeros(self._bounded + self._hidden)
 
     def add(self, vacant: Tensor | None = None) -> None:
         """Add the current micro-batch of the engine, in the precision in which its norms were measured.
@@ -129,7 +135,7 @@ class Aggregation:
         norms_GN = self._engine.norms(self._groups, self._clipped)
         if self._contribution_map is None:
             weights = without(vacant, self._weights(norms_GN))
-            self._engine.add_weighted(weights, self._vectors, self._groups, self._mask)
+            self._engine.add_weighted(weights, self._vectors, self._groups, self._mask, is_last=True)
         else:
             self._add_mapped(_of_records(self._contribution_map, vacant))
         self._scalars += without(vacant, self._bounder.numbers(norms_GN, self._scale)).sum(1)
@@ -149,9 +155,9 @@ class Aggregation:
     def _weights(self, norms_GN: Tensor) -> Tensor:
         """The weights of the bounded sums, followed by those of the hidden sums."""
         bounded = self._bounder.weights(norms_GN, self._scale)
-        if len(self._vectors) == self._bounded:
+        if not self._hidden:
             return bounded
-        weights = norms_GN.new_empty(len(self._vectors), *norms_GN.shape)
+        weights = norms_GN.new_empty(self._bounded + self._hidden, *norms_GN.shape)
         weights[: self._bounded] = bounded
         weights[self._bounded :] = self._bounder.hidden(norms_GN, self._scale)
         return weights

@@ -10,7 +10,7 @@ of the first hold for what the second sums. Index legend: N records, Q queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, final
@@ -34,23 +34,23 @@ class Weighting:
     """What a weighted sum takes of each parameter.
 
     weights  for each parameter, the weights of queries and records [Q, N]
-    totals   for each parameter, where the sums of all queries are added to
     finite   the records that take part; None for all of them
     mask     the active coordinates
+    is_last  whether nothing more is asked of the gradients: each may be let go of as soon as it is added
     """
 
     weights: Sequence[Tensor]
-    totals: Sequence[Tensor] | Mapping[int, Tensor]
     finite: Tensor | None
     mask: Mask | None
+    is_last: bool = False
 
-    def add(self, index: int, own: Factors) -> None:
-        """Add one parameter."""
+    def add(self, index: int, own: Factors, total_Q: Tensor) -> None:
+        """Add one parameter to the sums of all queries."""
         weights_QN = self.weights[index]
         if self.finite is None:
-            own.add_weighted(weights_QN, self.totals[index])
+            own.add_weighted(weights_QN, total_Q)
         elif self.finite.numel():
-            own.take(self.finite).add_weighted(weights_QN[:, self.finite], self.totals[index])
+            own.take(self.finite).add_weighted(weights_QN[:, self.finite], total_Q)
 
 
 class Gradients(Protocol):
@@ -59,8 +59,8 @@ class Gradients(Protocol):
     def norms(self, mask: Mask | None) -> list[Tensor | None]:
         """Upper bounds on the norms of each parameter's gradients, float64 [N]; None where no gradient came."""
 
-    def add_weighted(self, weighting: Weighting) -> None:
-        """Add the weighted sums."""
+    def add_weighted(self, weighting: Weighting, totals: Sequence[Tensor]) -> None:
+        """Add the weighted sums to the totals of each parameter."""
 
     def factors(self) -> list[Factors | None]:
         """All factors side by side."""
@@ -112,10 +112,16 @@ class KeptGradients:
     def norms(self, mask: Mask | None) -> list[Tensor | None]:
         return [None if own is None else own.norms for own in self._on(mask)]
 
-    def add_weighted(self, weighting: Weighting) -> None:
-        for index, own in enumerate(self._on(weighting.mask)):
+    def add_weighted(self, weighting: Weighting, totals: Sequence[Tensor]) -> None:
+        factors = self._on(weighting.mask)
+        if weighting.is_last:
+            self._factors, self._restricted = [], None  # `factors` alone holds them now
+        for index, total_Q in enumerate(totals):
+            own = factors[index]
+            if weighting.is_last:
+                factors[index] = None
             if own is not None:
-                weighting.add(index, own)
+                weighting.add(index, own, total_Q)
 
     def factors(self) -> list[Factors | None]:
         return self._factors
@@ -158,11 +164,11 @@ class RepeatedGradients:
         known = [self._measured.get(name) for name in self._layout.names]
         return [None if one is None else one[0].norms for one in known]
 
-    def add_weighted(self, weighting: Weighting) -> None:
+    def add_weighted(self, weighting: Weighting, totals: Sequence[Tensor]) -> None:
         if self._kept is None:
-            self._run(partial(self._sum, weighting))
+            self._run(partial(self._sum, weighting, totals))
         else:
-            self._kept.add_weighted(weighting)
+            self._kept.add_weighted(weighting, totals)
 
     def factors(self) -> list[Factors | None]:
         return self._all().factors()
@@ -182,7 +188,7 @@ class RepeatedGradients:
             measured = BoundedFactors(part).measured
         self._measured[name] = measured, absolute_of(part)
 
-    def _sum(self, weighting: Weighting, name: str, parts: list[Leaf]) -> None:
+    def _sum(self, weighting: Weighting, totals: Sequence[Tensor], name: str, parts: list[Leaf]) -> None:
         part, index = joined(parts, self._shapes[name]), self._layout.names.index(name)
         measured, sizes = self._measured[name]
         require(
@@ -196,7 +202,7 @@ class RepeatedGradients:
             weighting.mask.check(self._layout)
             own = restrict(own, weighting.mask, index)
         if own is not None:
-            weighting.add(index, own)
+            weighting.add(index, own, totals[index])
 
 
 def fill_rows(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -280,35 +281,51 @@ def _provable(func: Callable[..., Any], reading: Reading, small: SmallCall, *, e
 
 
 def _rebuilt(call: SmallCall, reading: Reading, values: bool, tensors: Sequence[Any], records: int) -> tuple[Any, Any]:
-    ahead, multiples = iter(tensors), itertools.count()
+    rebuilding = _Rebuilding(call.is_fixed, reading, values, records, iter(tensors))
+    return rebuilding.of(tuple(call.args)), rebuilding.of(call.kwargs)
 
-    def walk(tree: Any) -> Any:
+
+@dataclass
+class _Rebuilding:
+    """Puts tensors and sizes for another number of records into arguments.
+
+    It is no function inside another, which would refer to itself and hold all tensors until garbage is collected.
+    """
+
+    is_fixed: bool
+    reading: Reading
+    values: bool
+    records: int
+    ahead: Iterator[Any]
+    multiples: Iterator[int] = field(default_factory=itertools.count)
+
+    def of(self, tree: Any) -> Any:
         if isinstance(tree, Tensor):
-            return next(ahead)
+            return next(self.ahead)
         tree = int(tree) if isinstance(tree, np.integer) else tree
         kind = type(tree)
-        if kind is bool or (call.is_fixed and isinstance(tree, (int, float))):
+        if kind is bool or (self.is_fixed and isinstance(tree, (int, float))):
             return tree
-        if isinstance(tree, int) and reading.values and not values:
+        if isinstance(tree, int) and self.reading.values and not self.values:
             return tree
-        if isinstance(tree, int) and not values:
-            factor = factor_of(tree, reading.records) if kind is int else None
-            return tree if factor is None or not reading.numbers.follow(next(multiples)) else factor * records
+        if isinstance(tree, int) and not self.values:
+            factor = factor_of(tree, self.reading.records) if kind is int else None
+            if factor is None or not self.reading.numbers.follow(next(self.multiples)):
+                return tree
+            return factor * self.records
         if isinstance(tree, (int, float)):
-            return _plain_value(tree) if values else tree
+            return _plain_value(tree) if self.values else tree
         if isinstance(tree, torch.Size):
-            return tuple(map(walk, tree))
+            return tuple(map(self.of, tree))
         if isinstance(tree, (tuple, list)):
-            return type(tree)([walk(branch) for branch in tree])
+            return type(tree)([self.of(branch) for branch in tree])
         if isinstance(tree, slice):
-            return slice(walk(tree.start), walk(tree.stop), walk(tree.step))
+            return slice(self.of(tree.start), self.of(tree.stop), self.of(tree.step))
         if isinstance(tree, dict):
-            return {name: walk(branch) for name, branch in tree.items()}
+            return {name: self.of(branch) for name, branch in tree.items()}
         if isinstance(tree, torch.Generator):
             return None
         return tree
-
-    return walk(tuple(call.args)), walk(call.kwargs)
 
 
 def _plain_value(number: Any) -> Any:

@@ -65,17 +65,17 @@ _CONDITIONS: Final = (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE)  # random one
 def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict:
     """The verdict on one call; raises `UnprovableError` if no generic values fit it."""
     whole = [size for leaf in call.leaves for size in leaf.sizes if type(size) is int]
-    error: Exception | None = None
+    why = "it takes none of the values that were tried"
     for within in ranges(whole, call.special, call.func):
         try:
             with apart_from_the_run():
                 found = _Proof(call, within).of_moves(sizes) if call.moves else None
                 return found or _Proof(call, within).verdict(sizes)
         except UnprovableError as failed:
-            error = failed
+            why = str(failed)  # not the error itself, which would hold on to all tensors of the attempt
         if all(leaf.place is PUBLIC and leaf.values is not None for leaf in call.leaves):
             break  # no choice
-    raise error or UnprovableError("it takes none of the values that were tried")
+    raise UnprovableError(why)
 
 
 def run_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[Tensor]] | None:
@@ -129,29 +129,31 @@ class _Proof:
         if not isinstance(leaf.place, RecordAxis) or leaf.like.dtype == torch.bool or leaf.like.is_complex():
             return None
         for records in sizes:
-            numbers = torch.arange(1, records + 1)
-            if 2 * records > most_exact(leaf.like.dtype):
+            if 2 * records > most_exact(leaf.like.dtype) or not self._copies(leaf, leaf.place, records):
                 return None
-            runs = [
-                self._try([spread(own, leaf.like, leaf.shape(records), leaf.place)], records)
-                for own in (numbers, numbers + records)
-            ]
-            if runs[0] is None or runs[1] is None or runs[0].written:
-                return None
-            self._begin(runs[0], records)
-            assert self.seen is not None
-            for one, old, new in zip(self.seen, runs[0].outputs, runs[1].outputs, strict=True):
-                change = changed(old, new)
-                if change is None:
-                    continue
-                if bool((change & (new - old != records)).any()):
-                    return None
-                one.moved = True
-                own = [axis for axis in one.candidates if axis.axis < old.dim()]
-                one.candidates = [axis for axis in own if belongs(axis, old, change, numbers)]
-            if any(one.moved and not one.candidates for one in self.seen):
+            if any(one.moved and not one.candidates for one in self.seen or ()):
                 return self._mixed()
         return self._finished(sizes[:1])
+
+    def _copies(self, leaf: Leaf, place: RecordAxis, records: int) -> bool:
+        """Whether a call copies entries that hold the number of their record; note where they go."""
+        numbers, shape = torch.arange(1, records + 1), leaf.shape(records)
+        each = (spread(own, leaf.like, shape, place) for own in (numbers, numbers + records))
+        before, after = (self._try([own], records) for own in each)
+        if before is None or after is None or before.written:
+            return False
+        self._begin(before, records)
+        assert self.seen is not None
+        for one, old, new in zip(self.seen, before.outputs, after.outputs, strict=True):
+            change = changed(old, new)
+            if change is None:
+                continue
+            if bool((change & (new - old != records)).any()):
+                return False
+            one.moved = True
+            own = [axis for axis in one.candidates if axis.axis < old.dim()]
+            one.candidates = [axis for axis in own if belongs(axis, old, change, numbers)]
+        return True
 
     def _finished(self, graded: Sequence[int]) -> CallVerdict:
         """The verdict after all forward runs; gradients are run for `graded` numbers of records."""
@@ -180,8 +182,7 @@ class _Proof:
     # -- forward ---------------------------------------------------------------------------------------
 
     def _forward(self, records: int, pattern: Pattern, *, many: bool) -> None:
-        is_first = pattern is Pattern.MODERATE
-        base = [self._base(leaf, records, pattern) for leaf in self.call.leaves]
+        base, is_first = [self._base(leaf, records, pattern) for leaf in self.call.leaves], pattern is Pattern.MODERATE
         before = self._try(base, records)
         if before is None:
             if is_first:
@@ -198,11 +199,10 @@ class _Proof:
 
     def _look_at_shapes(self, records: int) -> None:
         """Whether the sizes of what comes out depend on values: equal values show it where random ones do not."""
-        assert self.seen is not None
         for pattern in _CONDITIONS:
             run = self._try([self._base(leaf, records, pattern) for leaf in self.call.leaves], records)
-            for one, before, after in zip(self.seen, self.shapes[records], run.outputs if run else (), strict=False):
-                one.sized_by_values |= before != after.shape
+            for one, old, new in zip(self.seen or (), self.shapes[records], run.outputs if run else (), strict=False):
+                one.sized_by_values |= old != new.shape
 
     def _rows(self, places: Sequence[Place], records: int) -> tuple[tuple[int, RecordAxis], ...] | None:
         """Public tensors whose rows must go with records that change places; None if records may not change places."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -116,6 +117,10 @@ class ProvableCall:
     special: tuple[int, ...] = ()  # whole numbers among the settings
     moves: bool = False  # whether it copies entries, and looks at none
     has_fixed_numbers: bool = False  # whether no number among the arguments follows the number of records
+
+    def bytes_for(self, records: int) -> int:
+        """The memory of its tensors, for so many records."""
+        return sum(math.prod(leaf.shape(records)) * leaf.like.element_size() for leaf in self.leaves)
 
     def key(self) -> Any:
         """All that its proof depends on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,11 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from discreet.core.peak_memory import give_back
 from discreet.engine.proof.call_forms import TENSORS, Opaque, Reading, provable, provable_small, without_values
 from discreet.engine.proof.call_proof import prove
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin, PublicRows
 from discreet.engine.proof.provable_call import (
     ALL_FOLLOW,
+    FEW,
+    MANY,
     NONE_FOLLOW,
     CallVerdict,
     Numbers,
@@ -30,6 +33,8 @@ from discreet.engine.proof.provable_call import (
 from discreet.engine.proof.small_sizes import named
 from discreet.engine.trace.capture import RecordAxis, bare_name, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
+
+_LARGE: Final = 4 << 20  # bytes of a call whose proof takes memory that shows
 
 SIZED: Final = named(
     *(
@@ -202,7 +207,7 @@ def _proven(
             return found, is_general
     try:
         exact = provable(func, args, kwargs, _unfollowed(args, kwargs, reading), exact=True)
-        verdict = prove(exact, (reading.records,))
+        verdict = _proof_of(exact, (reading.records,))
         if fits(verdict, outputs, reading.records):
             return replace(verdict, numbers=NONE_FOLLOW), False
         return mixed(outputs, verdict.why or "its sizes do not follow the number of records"), False
@@ -237,9 +242,18 @@ def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading
 
 def _tried(call: ProvableCall) -> CallVerdict:
     try:
-        return prove(call)
+        return _proof_of(call, (FEW, MANY))
     except UnprovableError as error:
         return CallVerdict((MIXED,), (None,), why=f"it fails on generic values ({error})")
+
+
+def _proof_of(call: ProvableCall, sizes: Sequence[int]) -> CallVerdict:
+    """A proof beside the activations of the run: a large one takes its memory with it."""
+    try:
+        return prove(call, sizes)
+    finally:
+        if call.bytes_for(max(sizes)) >= _LARGE:
+            give_back()
 
 
 def _stripped(func: Callable[..., Any], description: Any) -> Any:

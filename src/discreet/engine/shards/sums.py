@@ -8,22 +8,15 @@ from torch import Tensor
 
 from discreet.core.check import require
 from discreet.engine.factors.gradients import Gradients, Weighting
-from discreet.engine.layout import Layout, Mask
+from discreet.engine.layout import Layout
 from discreet.engine.shards.sharding import Sharding
 
 
 class Sums(Protocol):
     """Adds the weighted sums of a micro-batch to those of a logical batch."""
 
-    def add(
-        self,
-        gradients: Gradients,
-        weights: Sequence[Tensor],
-        totals_Q: Tensor,
-        finite: Tensor | None,
-        mask: Mask | None,
-    ) -> None:
-        """totals_Q += the weighted sums; the arguments are those of `Weighting`."""
+    def add(self, gradients: Gradients, weighting: Weighting, totals_Q: Tensor) -> None:
+        """totals_Q += the weighted sums."""
 
     def add_nothing(self, totals_Q: Tensor) -> None:
         """Take part in an addition of other processes, without a record of this one."""
@@ -36,15 +29,8 @@ class WholeSums(Sums):
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    def add(
-        self,
-        gradients: Gradients,
-        weights: Sequence[Tensor],
-        totals_Q: Tensor,
-        finite: Tensor | None,
-        mask: Mask | None,
-    ) -> None:
-        gradients.add_weighted(Weighting(weights, self._layout.views(totals_Q), finite, mask))
+    def add(self, gradients: Gradients, weighting: Weighting, totals_Q: Tensor) -> None:
+        gradients.add_weighted(weighting, self._layout.views(totals_Q))
 
     def add_nothing(self, totals_Q: Tensor) -> None:
         """The others do not wait for this process."""
@@ -72,21 +58,16 @@ class SumsByShard(Sums):
             "call fully_shard once for each module: a parameter that lies in two groups would count twice",
         )
 
-    def add(
-        self,
-        gradients: Gradients,
-        weights: Sequence[Tensor],
-        totals_Q: Tensor,
-        finite: Tensor | None,
-        mask: Mask | None,
-    ) -> None:
+    def add(self, gradients: Gradients, weighting: Weighting, totals_Q: Tensor) -> None:
         factors = gradients.factors()
         for group in self._groups:
             sums = self._zeros(group, totals_Q)
-            weighting = Weighting(weights, sums, finite, mask)
             for place in group:
-                if (own := factors[place]) is not None:
-                    weighting.add(place, own)
+                own = factors[place]
+                if weighting.is_last:
+                    factors[place] = None
+                if own is not None:
+                    weighting.add(place, own, sums[place])
             self._scatter(sums, totals_Q)
 
     def add_nothing(self, totals_Q: Tensor) -> None:
