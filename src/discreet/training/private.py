@@ -206,7 +206,7 @@ class Private:
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the user's own batches, one step each, for a plan whose sampling is `OwnLoader` or says more.
 
-        With correlated noise a call is one pass over the records: call it once an epoch.
+        A call is one pass over the records: call it once an epoch. How `OwnLoader` counts its steps: see there.
         """
         is_own, got = self.plan.sampling.is_own_loader, type(self.plan.sampling).__name__
         remedy = "iterate `private` itself, which draws the batches of the plan"
@@ -216,7 +216,7 @@ class Private:
         for batch in self._passes.of(batches):
             if self.progress.step >= self.plan.horizon.steps:
                 return
-            records = binding.records_in(batch)
+            records = 0 if batch is None else binding.records_in(batch)
             self._step = self._new_step()
             yield from self._public_batches(loop)
             if records == 0:
