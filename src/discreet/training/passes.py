@@ -88,6 +88,13 @@ class Passes:
             self._state.step = end
 
 
+def check_is_own(plan: Plan) -> None:
+    """Refuse a plan that draws its batches itself."""
+    is_own, got = plan.sampling.is_own_loader, type(plan.sampling).__name__
+    remedy = "iterate `private` itself, which draws the batches of the plan"
+    check.require(is_own, "a plan for your own loader, such as sampling=discreet.OwnLoader()", got, remedy)
+
+
 def aligned(batches: Iterable[Any], horizon: Horizon, step: int) -> Iterator[Any]:
     """What the rest of the epoch of `step` releases in a pass of unknown order: its batches, None where it has none.
 
