@@ -628,7 +628,7 @@ def test_a_loader_of_ones_own_is_billed_without_amplification() -> None:
 
 def test_what_the_loop_writes_to_a_batch_of_ones_own_does_not_come_back() -> None:
     """The mean over a batch, written into a list of batches, moved the sum of the next epoch by 9 clips."""
-    run, (x, y) = own(steps=4), loop.data().tensors
+    run, (x, y) = own(records=12, batch=6, steps=4), loop.data().tensors
     batches = [(x[:6].clone(), y[:6].numpy().copy()), (x[6:12].clone(), y[6:12].numpy().copy())]
     before = copy.deepcopy(batches)
     for inputs, labels in itertools.chain(run.over(batches), run.over(batches)):
@@ -643,7 +643,7 @@ def test_what_the_loop_writes_to_a_batch_of_ones_own_does_not_come_back() -> Non
 
 def test_an_empty_batch_of_ones_own_is_a_step_of_noise() -> None:
     run, (x, y) = own(steps=3), loop.data().tensors
-    for batch in run.over([(x[:0], y[:0]), (x[:5], y[:5]), (x[:0], y[:0])]):
+    for batch in itertools.chain(run.over([(x[:12], y[:12]), (x[:0], y[:0])]), run.over([])):
         run.step(loop.losses(run.model, *batch))
     assert run.updates == run.ledger.length == 3
     with pytest.raises(Refused, match="a batch of tensors"):

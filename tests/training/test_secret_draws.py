@@ -113,7 +113,7 @@ def test_batches_of_the_users_own_loader_are_keyed() -> None:
         which = loop.plan(replace(methods.dp_sgd(clip=0.5), sampling=OwnLoader()))
         run = loop.private(which=which, dataset=None, streams=Streams.from_os())
         reseed()
-        x, y = next(iter([loop.data(8)[:]]))
+        x, y = next(iter([loop.data(loop.BATCH)[:]]))
         for inputs, labels in run.over([(x, y)] * 3):
             found.append(torch.rand(()).item())
             run.step(loop.losses(run.model, inputs, labels))

@@ -53,6 +53,7 @@ _ONE_BIN = ("in every epoch each record joins one step, chosen independently of 
 _LOADER = (
     "the loader walks over the records in an order that is secret or does not depend on them, in batches of one size",
     "no batch holds a record twice",
+    "under add/remove: no pass gives a record twice or leaves one out, and every pass begins anew",
     "neither the presence nor the contents of a record decide how the others are batched, but for one exchange a batch",
 )
 

@@ -117,7 +117,7 @@ def noiseless_mu(event: Any, relation: Neighbouring) -> float | None:
 
 
 def loader_mu(event: events.Unamplified, relation: Neighbouring) -> float:
-    """2 / z under either relation: an extra record shifts the later ones, so every batch changes by one exchange."""
+    """2 / z under either relation: an extra record shifts the later ones of its pass, each batch by one exchange."""
     return whitened_mu(event.event, Neighbouring.REPLACE_ONE)
 
 

@@ -51,7 +51,7 @@ from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.verdicts import SIZED, settings_for
 from discreet.engine.proof.watched_functions import RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
 from discreet.engine.recorder import Recorder
-from discreet.engine.records_held import changed_tensors, tensors_held_by
+from discreet.engine.records_held import KnownMemory, changed_tensors, tensors_held_by
 from discreet.engine.regions import Regions
 from discreet.engine.surroundings import Generators, Surroundings
 from discreet.engine.trace.capture import DATA_GET, RecordAxis, tensors_in
@@ -69,9 +69,8 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         self._programs, self._backward_programs = KnownPrograms(), KnownPrograms()
         self._surroundings, self.generators = Surroundings(RecordWatch), Generators()
         self._regions, self.calls = Regions(self.table, self._resumed), KnownCalls()
-        self._records, self.kind = 0, BatchKind.FREE
-        self._declared: list[Any] = []
-        self._numbers: list[Any] = []  # declared ones, in the calls of the batch
+        self._records, self.kind, self._memory = 0, BatchKind.FREE, KnownMemory()
+        self._declared, self._numbers = list[Any](), list[Any]()  # the latter in the calls of the batch
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
     # -- one batch -------------------------------------------------------------------------------------
@@ -108,6 +107,12 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         if not self.table.has_begun:
             live = live_tensors()
             self.table.begin(live, tensors_held_by(private, live))
+            self._memory = KnownMemory(live)
+
+    def note_record(self, record: Any) -> None:
+        """Tensors whose memory this record lies in, before it is copied, do not count as public."""
+        for tensor in (self._memory or KnownMemory(live_tensors())).taken_by(record):
+            self.table.withhold(tensor)
 
     @contextmanager
     def reading_records(self) -> Iterator[None]:
@@ -160,8 +165,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
     @property
     def is_rehearsed(self) -> bool:
         """Whether the losses of the batch that came last may be used."""
-        is_ready = self.kind is BatchKind.REHEARSED and not self.needs_rehearsal
-        return is_ready or self.kind is BatchKind.FREE
+        return self.kind is BatchKind.FREE or (self.kind is BatchKind.REHEARSED and not self.needs_rehearsal)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -310,8 +314,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
 
     def _again(self, call: WatchedCall, known: KnownCall) -> Any:
         """The same for a call that was not expected, or that draws or writes."""
-        states = None if known.after is None else self.generators.before(())
-        started = self.table.clock
+        states, started = None if known.after is None else self.generators.before(()), self.table.clock
         result = self._run(call.func, call.args, call.kwargs)
         if self.table.clock == started:
             self._note_or_judge(call, known, result, states)

@@ -261,8 +261,12 @@ class FullBatch(Sampling):
 class OwnLoader(Sampling):
     """Batches from the user's own loader, charged without amplification and with sensitivity 2 * clip per step.
 
-    Assumes that all batches have the same size, that the order of the records does not depend on their contents, and
-    that a record occurs at most once in a batch (docs/proofs/Unamplified.md).
+    Under add/remove a call of `private.over` is one pass over the records and takes one epoch of the plan, which is
+    ceil(records / batch) steps, whatever the loader has: batches beyond them are left out, and missing ones are steps
+    of noise alone, charged as all others. All batches of a pass have the plan's size, up to the last one.
+
+    Assumes that the order of the records is secret or does not depend on them, and that a record occurs at most once
+    in a batch; under add/remove exactly once in a pass (docs/proofs/Unamplified.md).
     """
 
     relations: ClassVar[tuple[Neighbouring, ...]] = tuple(Neighbouring)

@@ -50,6 +50,8 @@ class Loader:
     """Splits each drawn batch into micro-batches of at most `micro_batch` records and loads them.
 
     Guarantee: what `dataset[i]` and `collate_fn` draw from the global generators is secret (core/secret_draws.py).
+
+    note  called for each record that the main process loads, before it is copied
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Loader:
         dataset: Dataset[Any],
         draws: SecretDraws,
         vacant_rows: VacantRows,
+        note: Callable[[Any], None] | None = None,
         *,
         micro_batch: int,
         collate_fn: Callable[[list[Any]], Any] | None,
@@ -64,7 +67,7 @@ class Loader:
         device: torch.device,
     ) -> None:
         self._dataset, self._micro_batch, self._device = dataset, micro_batch, device
-        self._draws, self._vacant_rows = draws, vacant_rows
+        self._draws, self._vacant_rows, self._note = draws, vacant_rows, note
         self._collate_fn = default_collate if collate_fn is None else CollateEach(collate_fn)
         self._num_workers = num_workers
         self._rows = _Rows.of(dataset) if collate_fn is None and num_workers == 0 else None
@@ -112,7 +115,13 @@ class Loader:
         if self._rows is not None:
             return self._rows.take(torch.from_numpy(indices))
         with self._draws.keyed():
-            return self._collate_fn([kept(self._dataset[int(index)]) for index in indices])
+            return self._collate_fn([self._record(int(index)) for index in indices])
+
+    def _record(self, index: int) -> Any:
+        record = self._dataset[index]
+        if self._note is not None:
+            self._note(record)
+        return kept(record)
 
     def _micro(self, batch: Any, part: Draw, is_last: bool) -> MicroBatch:
         units = UnitRows(part.sizes) if part.sizes else None

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from discreet.core import check as validate
 from discreet.core.check import Refused
 from discreet.core.peak_memory import peak_bytes, resident_bytes, restart_peak
+from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.engine.fix import fix
 from discreet.engine.trace.capture import replace, tensors_in
@@ -277,7 +278,8 @@ class _Trial:
 
     def _plan(self) -> Plan:
         horizon = Horizon.of(records=self._batch, batch=self._batch, steps=_STEPS + 2)
-        return dp_sgd().using(sampling=OwnLoader()).bind(noise=1.0, horizon=horizon, delta=1e-5)
+        recipe = dp_sgd().using(sampling=OwnLoader(), relation=Neighbouring.REPLACE_ONE)  # for batches without end
+        return recipe.bind(noise=1.0, horizon=horizon, delta=1e-5)
 
     def _copies(self) -> Iterator[Any]:
         while True:

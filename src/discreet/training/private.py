@@ -32,7 +32,7 @@ from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.noise_keys import recalled
 from discreet.training.owners import OwnerOf
-from discreet.training.passes import Passes
+from discreet.training.passes import Passes, check_is_own
 from discreet.training.payment import Payment
 from discreet.training.rehearsal import VacantRows, rehearsal_sizes
 from discreet.training.sharded.checkpoint import load, save
@@ -148,7 +148,8 @@ class Private:
         self._rehearsals = binding.rehearsals(self._engine.watch, sizes, rehearsal, device)
 
         def loader(data: Any, workers: int) -> Loader:
-            given = data, self._draws, VacantRows(self._rehearsals)
+            note = None if data is public else self._engine.watch.note_record
+            given = data, self._draws, VacantRows(self._rehearsals), note
             return Loader(*given, micro_batch=size, collate_fn=collate_fn, num_workers=workers, device=device)
 
         self._loader = None if self._data is None else loader(self._data, num_workers)
@@ -206,22 +207,21 @@ class Private:
     def over(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the user's own batches, one step each, for a plan whose sampling is `OwnLoader` or says more.
 
-        With correlated noise a call is one pass over the records: call it once an epoch.
+        A call is one pass over the records: call it once an epoch. How `OwnLoader` counts its steps: see there.
         """
-        is_own, got = self.plan.sampling.is_own_loader, type(self.plan.sampling).__name__
-        remedy = "iterate `private` itself, which draws the batches of the plan"
-        check.require(is_own, "a plan for your own loader, such as sampling=discreet.OwnLoader()", got, remedy)
+        check_is_own(self.plan)
         self._engine.watch.take_stock(batches)  # before a record is read
         loop = self._loop.new_loop(between_steps=self._step is None)
         for batch in self._passes.of(batches):
             if self.progress.step >= self.plan.horizon.steps:
                 return
-            records = binding.records_in(batch)
+            records = 0 if batch is None else binding.records_in(batch)
             self._step = self._new_step()
             yield from self._public_batches(loop)
             if records == 0:
                 self._end_empty_sample()
                 continue
+            self._engine.watch.note_record(batch)
             own = to_device(kept(batch), self._device)  # what the loop writes must not come back in the next epoch
             yield from self._given(MicroBatch(own, records, is_last=True), loop)
 

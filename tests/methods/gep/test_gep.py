@@ -17,6 +17,7 @@ import loop
 from discreet import methods
 from discreet.accounting.events import Gaussian, PoissonSampled, Queries
 from discreet.core.check import Refused
+from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.active import Active
@@ -348,8 +349,9 @@ def test_that_public_records_are_public_is_the_users_word(tmp_path: Path) -> Non
 
 
 def test_own_loaders_views_and_empty_batches_have_their_basis_too() -> None:
-    recipe = methods.gep(rank=0.2, groups=2, public_batch=16, refresh=3)
-    run = loop.private(which=loop.plan(recipe.using(sampling=OwnLoader()), steps=4), dataset=None, views=2)
+    recipe = methods.gep(rank=0.2, groups=2, public_batch=16, refresh=3).using(sampling=OwnLoader())
+    which = loop.plan(recipe.using(relation=Neighbouring.REPLACE_ONE), steps=4)
+    run = loop.private(which=which, dataset=None, views=2)
     x, y = loop.data(12).tensors
     for batch, labels in run.over([(x, y), (x[:0], y[:0]), (x, y), (x, y)]):
         run.step(loop.losses(run.model, batch, labels))

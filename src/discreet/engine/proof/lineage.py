@@ -176,6 +176,10 @@ class ExistingTensors:
             return False
         return found[1] == version_of(tensor) and found[2] == _content(tensor)
 
+    def forget(self, tensor: Tensor) -> None:
+        """It holds records."""
+        self._known.pop(id(tensor), None)
+
     def existed(self, tensor: Tensor) -> bool:
         found = self._known.get(id(tensor))
         return found is not None and found[0]() is tensor

@@ -102,6 +102,8 @@ class LineageTable:
     def withhold(self, tensor: Tensor) -> None:
         """This tensor may hold records, although it exists before the first batch."""
         self._withheld.append(weakref.ref(tensor))
+        if self._existing is not None:
+            self._existing.forget(tensor)
 
     def new_step(self, records: int) -> None:
         self.forget()
