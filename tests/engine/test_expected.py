@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from discreet.core.check import Refused
 from discreet.engine.proof.calls.expected import ExpectedCalls, InterpretedCalls
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.trace.capture import RecordAxis
 
-pytestmark = pytest.mark.skipif(ExpectedCalls is InterpretedCalls, reason="the installation found no compiler")
+compiled = pytest.mark.skipif(ExpectedCalls is InterpretedCalls, reason="the installation found no compiler")
 
 
 def batch(watch: RecordWatch, *calls: Any, scale: float = 1.0, records: int = 12) -> Tensor:
@@ -50,6 +55,7 @@ def given_to_python(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
+@compiled
 def test_calls_that_come_again_need_no_python(watch: RecordWatch, given_to_python: list[Any]) -> None:
     chain = (torch.relu, lambda h: h * 2.0, lambda h: h[:, 1:5], lambda h: torch.cat([h, h], dim=1), torch.abs)
     batch(watch, *chain)
@@ -61,6 +67,7 @@ def test_calls_that_come_again_need_no_python(watch: RecordWatch, given_to_pytho
     assert given_to_python == [Tensor.mul]
 
 
+@compiled
 def test_ctrl_c_in_a_look_up_is_not_lost(watch: RecordWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     def writes(h: Tensor) -> Tensor:
         return h.clone().mul_(2)  # from here on tensors are looked up in Python
@@ -83,6 +90,7 @@ def test_ctrl_c_in_a_look_up_is_not_lost(watch: RecordWatch, monkeypatch: pytest
     assert len(made) == 3
 
 
+@compiled
 def test_an_error_of_a_call_is_the_callers(watch: RecordWatch, given_to_python: list[Any]) -> None:
     def rows(ids: Tensor) -> Tensor:
         return F.embedding(ids, torch.ones(2, 2))
@@ -97,6 +105,7 @@ def test_an_error_of_a_call_is_the_callers(watch: RecordWatch, given_to_python: 
     assert watch.table.find(looked_up).lineage == RecordAxis(0)
 
 
+@compiled
 def test_nothing_is_leaked(watch: RecordWatch) -> None:
     def named(h: Tensor) -> Tensor:
         return torch.sum(h, dim=1, keepdim=True)
@@ -116,6 +125,7 @@ def test_nothing_is_leaked(watch: RecordWatch) -> None:
     assert max(now - then for then, now in zip(before, counts(), strict=True)) < 100
 
 
+@compiled
 def test_flags_are_kept_in_the_handler(watch: RecordWatch) -> None:
     """The compiled handler reads what Python writes."""
     assert not watch.is_paused
@@ -126,3 +136,88 @@ def test_flags_are_kept_in_the_handler(watch: RecordWatch) -> None:
     assert watch.is_open
     watch.close()
     assert not watch.is_open
+
+
+@compiled
+def test_a_list_that_changes_while_it_is_looked_up(watch: RecordWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def writes(h: Tensor) -> Tensor:
+        return h.clone().mul_(2)  # from here on tensors are looked up in Python
+
+    for _ in range(3):
+        batch(watch, writes, lambda h: torch.cat([h * 1.0, h * 2.0], 1))
+    hidden = batch(watch, writes)
+    given, find = [hidden * 1.0, hidden * 2.0], LineageTable.find
+
+    def emptied(self: LineageTable, tensor: Tensor) -> Any:
+        given.clear()
+        return find(self, tensor)
+
+    monkeypatch.setattr(LineageTable, "find", emptied)
+    with pytest.raises((RuntimeError, ValueError)):
+        torch.cat(given, 1)
+
+
+@compiled
+@pytest.mark.parametrize("name", ["calls", "table", "usual", "recorder", "forward"])
+def test_a_part_that_is_gone_crashes_nothing(watch: RecordWatch, name: str) -> None:
+    for _ in range(3):
+        hidden = batch(watch, torch.relu)
+    own = getattr(watch, name)
+    delattr(watch, name)
+    with suppress(AttributeError):
+        torch.relu(hidden)
+    setattr(watch, name, own)
+    assert torch.relu(hidden).shape == (12, 6)
+
+
+@compiled
+def test_keywords_in_another_mapping_are_given_on(watch: RecordWatch) -> None:
+    watch.close()
+    made = watch.__torch_function__(torch.sum, (), (torch.ones(2, 3),), MappingProxyType({"dim": 1}))
+    assert made.shape == (2,)
+
+
+@compiled
+def test_ctrl_c_beside_an_error_is_not_lost(watch: RecordWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(ids: Tensor) -> Tensor:
+        return F.embedding(ids, torch.ones(2, 2))
+
+    def interrupted(self: RecordWatch, error: Exception) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        batch(watch, torch.sigmoid, Tensor.long, rows)
+    monkeypatch.setattr(RecordWatch, "explain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        batch(watch, torch.sigmoid, Tensor.long, rows, scale=float("nan"))
+
+
+def test_a_mode_that_was_refused_is_refused_again(watch: RecordWatch) -> None:
+    """A loop that goes on after a refusal."""
+
+    class Own(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(12, 6)
+    with Own():
+        for _ in range(2):
+            with pytest.raises(Refused, match="a mode of"):
+                watch.open([(x, RecordAxis(0))], 12)
+
+
+_BLOCKED = """
+import sys
+sys.modules["discreet.engine.proof.calls._expected"] = sys.modules["discreet.engine._untouched"] = None
+import pytest
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+def test_without_a_compiler() -> None:
+    """Python alone refuses what compiled code refuses; the frames of callers are counted alike."""
+    tests = Path(__file__).parent
+    files = [str(tests / "test_unseen.py"), str(tests / "test_untouched.py"), str(tests / "test_expected.py")]
+    command = [sys.executable, "-c", _BLOCKED, *files, "-k", "not without_a_compiler and not slow"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tests.parents[1], check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

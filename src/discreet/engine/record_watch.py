@@ -279,9 +279,9 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         self.calls.last = known
         try:
             if self.forward is None or self.recorder is None:
-                result = func(*args, **kwargs)
+                result = func(*args, **kwargs) if self.forward is None else self.forward(func, args, kwargs)
             else:
-                result = self.recorder.again(known, self.forward, func, args, kwargs, tensors)
+                result = self.recorder.run_again(known, self.forward, func, args, kwargs, tensors)
         except Exception as error:
             self.explain(error)
             raise

@@ -116,7 +116,7 @@ class Recorder:
             self.place += 1
         return result
 
-    def again(
+    def run_again(
         self, known: FollowedCall, run: Callable[..., Any], func: Any, args: Any, kwargs: Any, tensors: list[Tensor]
     ) -> Any:
         """Make a call that the watch knows: an earlier one had its function and settings, and tensors made alike.
@@ -128,7 +128,8 @@ class Recorder:
         if at is None or at[0] is not self.script or at[1] != self.place:
             self._noted = None
             result = run(func, args, kwargs)
-            known.followed = self._noted
+            at = self._noted  # of a call that is taken apart: the place of its last part
+            known.followed = at if at is not None and at[0].path[at[1]].func == func else None
             return result
         for tensor in tensors:
             if id(tensor) in tracked:

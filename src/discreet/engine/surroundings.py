@@ -113,9 +113,8 @@ class Surroundings:
             )
 
     def _look(self) -> None:
-        self._below = count_function_modes()
-        self._note_usual()
-        below: list[Any] = [torch._C._get_function_stack_at(place) for place in range(self._below)]
+        count = count_function_modes()
+        below: list[Any] = [torch._C._get_function_stack_at(place) for place in range(count)]
         for mode in (*below, *_get_current_dispatch_mode_stack()):
             kind = type(mode)
             is_torchs = kind is DeviceContext or kind.__module__.startswith("torch.")
@@ -125,6 +124,8 @@ class Surroundings:
                     f"{kind.__name__}, a mode of {kind.__module__}, which may change them",
                     "leave the `with` block of the mode out of the training loop",
                 )
+        self._below = count  # once all are known: a loop may go on after a refusal
+        self._note_usual()
 
 
 _BY_VALUES: Final = frozenset([torch.poisson, torch.binomial, torch._standard_gamma, torch._sample_dirichlet])

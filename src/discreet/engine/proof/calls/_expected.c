@@ -88,8 +88,10 @@ static int is_of(Look *look, PyObject *tensor, PyObject *expected)
         Py_XDECREF(version);
         return -1;
     }
-    PyObject *entry = look->is_plain ? PyDict_GetItemWithError(look->entries, key) : NULL; /* borrowed */
-    PyObject *held = NULL, *found = NULL;
+    PyObject *entry = look->is_plain ? PyDict_GetItemWithError(look->entries, key) : NULL;
+    PyObject *held = entry == NULL && look->is_plain && !PyErr_Occurred() ? PyDict_GetItemWithError(look->held, key) : NULL;
+    Py_XINCREF(entry); /* attributes of tensors may run Python */
+    Py_XINCREF(held);
     if (entry != NULL && PyTuple_Check(entry) && PyTuple_Size(entry) == 5
         && PyWeakref_GetObject(PyTuple_GetItem(entry, 0)) == tensor) {
         same = PyTuple_GetItem(entry, 3) == expected;
@@ -105,8 +107,7 @@ static int is_of(Look *look, PyObject *tensor, PyObject *expected)
     else if (PyErr_Occurred()) {
         same = -1;
     }
-    else if (look->is_plain && (held = PyDict_GetItemWithError(look->held, key)) != NULL
-             && attribute_is(held, s_tensor, tensor) == 1) {
+    else if (held != NULL && attribute_is(held, s_tensor, tensor) == 1) {
         int trains = is_true(tensor, s_requires_grad);
         same = trains < 0 ? -1 : attribute_is(held, trains ? s_trained : s_frozen, expected);
     }
@@ -114,12 +115,14 @@ static int is_of(Look *look, PyObject *tensor, PyObject *expected)
         same = -1;
     }
     else {
-        found = PyObject_CallMethodObjArgs(look->table, s_find, tensor, NULL);
+        PyObject *found = PyObject_CallMethodObjArgs(look->table, s_find, tensor, NULL);
         same = found == NULL ? -1 : found == expected;
         Py_XDECREF(found);
     }
     if (same > 0 && (PyList_Append(look->tensors, tensor) < 0 || PyList_Append(look->versions, version) < 0))
         same = -1;
+    Py_XDECREF(entry);
+    Py_XDECREF(held);
     Py_DECREF(version);
     Py_DECREF(key);
     return same;
@@ -147,7 +150,9 @@ static int is_read_as(Look *look, PyObject *known, PyObject *tree)
         for (Py_ssize_t i = 0; i < size; i++) {
             PyObject *own = is_list ? PyList_GetItem(known, i) : PyTuple_GetItem(known, i);
             PyObject *branch = is_list ? PyList_GetItem(tree, i) : PyTuple_GetItem(tree, i);
+            Py_XINCREF(branch); /* a look-up in Python may change the list */
             int same = own == NULL || branch == NULL ? -1 : is_read_as(look, own, branch);
+            Py_XDECREF(branch);
             if (same <= 0)
                 return same;
         }
@@ -204,22 +209,21 @@ static int are_usual(ExpectedCalls *self)
     volatile double smallest = 5e-324;
     if ((smallest == 0) != self->flushes || !PyTuple_Check(self->usual))
         return 0;
-    Py_ssize_t count = PyTuple_Size(self->usual);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *one = PyTuple_GetItem(self->usual, i); /* question, its arguments, the usual answer */
+    PyObject *questions = Py_NewRef(self->usual);
+    int same = 1;
+    for (Py_ssize_t i = 0; same > 0 && i < PyTuple_Size(questions); i++) {
+        PyObject *one = PyTuple_GetItem(questions, i); /* question, its arguments, the usual answer */
         PyObject *answer = PyObject_Call(PyTuple_GetItem(one, 0), PyTuple_GetItem(one, 1), NULL);
-        if (answer == NULL)
-            return -1;
         PyObject *usual = PyTuple_GetItem(one, 2);
-        int same = answer == usual ? 1 : PyObject_RichCompareBool(answer, usual, Py_EQ);
-        Py_DECREF(answer);
-        if (same <= 0)
-            return same;
+        if (answer != usual)
+            same = answer == NULL ? -1 : PyObject_RichCompareBool(answer, usual, Py_EQ);
+        Py_XDECREF(answer);
     }
-    return 1;
+    Py_DECREF(questions);
+    return same;
 }
 
-/* Recorder.again, where the call stands where it stood: 1; 0 for anything else, -1 for an error. */
+/* Recorder.run_again, where the call stands where it stood: 1; 0 for anything else, -1 for an error. */
 static int stands_there(PyObject *recorder, PyObject *known, PyObject *tensors)
 {
     PyObject *followed = PyObject_GetAttr(known, s_followed);
@@ -288,9 +292,19 @@ static int mark(PyObject *recorder, PyObject *result)
 
 static PyObject *run(ExpectedCalls *self, PyObject *known, PyObject *func, PyObject *args, PyObject *kwargs, PyObject *tensors)
 {
-    if (self->forward == Py_None || self->recorder == Py_None)
+    if (self->forward == Py_None)
         return PyObject_Call(func, args, kwargs);
+    PyObject *named = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
+    if (named == NULL)
+        return NULL;
+    if (self->recorder == Py_None) {
+        PyObject *result = PyObject_CallFunctionObjArgs(self->forward, func, args, named, NULL);
+        Py_DECREF(named);
+        return result;
+    }
     int same = stands_there(self->recorder, known, tensors);
+    if (same != 0)
+        Py_DECREF(named);
     if (same < 0)
         return NULL;
     if (same) {
@@ -302,9 +316,6 @@ static PyObject *run(ExpectedCalls *self, PyObject *known, PyObject *func, PyObj
         Py_DECREF(recorder);
         return result;
     }
-    PyObject *named = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
-    if (named == NULL)
-        return NULL;
     PyObject *result =
         PyObject_CallMethodObjArgs(self->recorder, s_again, known, self->forward, func, args, named, tensors, NULL);
     Py_DECREF(named);
@@ -370,6 +381,12 @@ static void explain(ExpectedCalls *self)
     if (value != NULL && PyObject_IsInstance(value, PyExc_Exception) == 1) {
         PyObject *done = PyObject_CallMethodObjArgs((PyObject *)self, s_explain, value, NULL);
         Py_XDECREF(done);
+        if (done == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) { /* Ctrl-C */
+            Py_XDECREF(kind);
+            Py_XDECREF(value);
+            Py_XDECREF(trace);
+            return;
+        }
     }
     PyErr_Clear();
     PyErr_Restore(kind, value, trace);
@@ -430,16 +447,18 @@ static PyObject *torch_function(ExpectedCalls *self, PyObject *call)
     PyObject *func, *types, *args = NULL, *kwargs = NULL;
     if (!PyArg_UnpackTuple(call, "__torch_function__", 2, 4, &func, &types, &args, &kwargs))
         return NULL;
-    if (kwargs == Py_None || (kwargs != NULL && (!PyDict_Check(kwargs) || PyDict_Size(kwargs) == 0)))
+    if (kwargs == Py_None || (kwargs != NULL && PyDict_Check(kwargs) && PyDict_Size(kwargs) == 0))
         kwargs = NULL;
-    if (args == NULL || !PyTuple_CheckExact(args) || (self->is_backward && !self->is_resumed))
+    int is_complete = self->calls && self->table && self->usual && self->forward && self->recorder && quiet != NULL;
+    int is_plain = args != NULL && PyTuple_CheckExact(args) && (kwargs == NULL || PyDict_Check(kwargs));
+    if (!is_complete || !is_plain || (self->is_backward && !self->is_resumed))
         return PyObject_CallMethodObjArgs((PyObject *)self, s_watched, func, types, args, kwargs, NULL);
     if (self->is_paused || !self->is_open || PySet_Contains(quiet, func) == 1)
         return PyObject_Call(func, args, kwargs);
     if (!self->is_inside && !self->is_resumed && !PyErr_Occurred()) {
         PyObject *known = expected(self, func);
         if (known != NULL) {
-            Look look = {.table = self->table};
+            Look look = {.table = Py_NewRef(self->table)};
             look.entries = PyObject_GetAttr(look.table, s_entries);
             look.held = PyObject_GetAttr(look.table, s_held);
             look.tensors = PyList_New(0);
@@ -451,6 +470,7 @@ static PyObject *torch_function(ExpectedCalls *self, PyObject *call)
             PyObject *result = NULL;
             if (same > 0)
                 result = make_again(self, known, func, args, kwargs, look.tensors, look.versions);
+            Py_DECREF(look.table);
             Py_XDECREF(look.entries);
             Py_XDECREF(look.held);
             Py_XDECREF(look.tensors);
@@ -476,9 +496,9 @@ static PyObject *configure(PyObject *module, PyObject *given)
         return NULL;
     PyObject **places[5] = {&tensor_type, &parameter_type, &quiet, &exact, &seen_type};
     for (int i = 0; i < 5; i++) {
-        Py_INCREF(values[i]);
-        Py_XDECREF(*places[i]);
-        *places[i] = values[i];
+        PyObject *before = *places[i];
+        *places[i] = Py_NewRef(values[i]);
+        Py_XDECREF(before);
     }
     Py_RETURN_NONE;
 }
@@ -553,7 +573,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__expected(void)
 {
     struct { PyObject **place; const char *name; } names[] = {
-        {&s_again, "again"}, {&s_args, "args"}, {&s_clock, "clock"}, {&s_dtype, "dtype"},
+        {&s_again, "run_again"}, {&s_args, "args"}, {&s_clock, "clock"}, {&s_dtype, "dtype"},
         {&s_empties, "empties"}, {&s_entries, "entries"}, {&s_explain, "explain"}, {&s_exported, "exported"},
         {&s_find, "find"}, {&s_followed, "followed"}, {&s_frozen, "frozen"}, {&s_func, "func"}, {&s_grad_fn, "grad_fn"},
         {&s_held, "held"}, {&s_kwargs, "kwargs"}, {&s_last, "last"}, {&s_mark, "mark"}, {&s_marked, "marked"},
