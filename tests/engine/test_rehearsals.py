@@ -350,8 +350,28 @@ def test_a_backward_pass_that_gives_back_the_gradient_of_another() -> None:
 
 def test_a_backward_pass_that_counts_its_calls() -> None:
     ByCalls.calls = 0
-    with pytest.raises(Refused, match="the number 0 where it was 1"):
+    with pytest.raises(Refused, match="another number than before in"):
         train(body=with_function(ByCalls), steps=4)
+
+
+@pytest.mark.parametrize("number", [7000, 7000.5])
+@pytest.mark.parametrize("in_rehearsals", [False, True])
+def test_a_refused_batch_tells_nothing_of_its_records(number: float, in_rehearsals: bool) -> None:
+    """Neither a value nor a size, which both are private; those of rehearsals help to find the mistake."""
+    sizes: list[int] = []
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        sizes.append(len(x))
+        is_meant = len(sizes) == 2 if in_rehearsals else not private.is_rehearsal
+        private.step(each(model(x), y) * (number if is_meant else type(number)(1)))
+
+    with pytest.raises(Refused, match="same calls with the same numbers") as refusal:
+        train(body=body, steps=2)
+    message = str(refusal.value)
+    assert "`private.step(each(model(x), y) * (number if" in message  # the line
+    assert ("7000" in message) == in_rehearsals
+    assert (f"(batches of {sizes[0]} and {sizes[-1]} records)" in message) == in_rehearsals
+    assert ("another number than before" in message) != in_rehearsals
 
 
 def test_a_backward_pass_that_mixes_what_it_saved() -> None:

@@ -94,6 +94,7 @@ def user_line() -> str:
 _BETWEEN: Final = (
     *("torch/_tensor.py", "torch/overrides.py", "torch/nn/functional.py", "torch/functional.py"),
     *("discreet/engine/record_watch.py", "discreet/engine/surroundings.py"),
+    *("discreet/engine/proof/calls/judgement.py", "discreet/engine/proof/calls/expected.py"),
 )
 
 

@@ -37,10 +37,12 @@ class ProgramComparison:
     """Two ways to make losses, side by side.
 
     sizes       their numbers of records
+    is_shown    whether numbers and sizes may be told: those of rehearsals are public, those of records are not
     difference  the first difference, in words
     """
 
     sizes: tuple[int, int]
+    is_shown: bool = True
     difference: str = ""
     _lost: set[int] = field(default_factory=set)  # axes of records that tensors of the call have lost, for one record
     _compared: set[tuple[int, int]] = field(default_factory=set)
@@ -92,15 +94,15 @@ class ProgramComparison:
             follows = not type(one) is type(other) is int and a * self.sizes[1] == b * self.sizes[0]
             if a == b or follows:
                 return True
-            self.difference = f"the number {b} where it was {a}"
+            self.difference = self._told("number", b, a)
             return False
         if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
             if one[:1] == other[:1] == ("float",):
-                self.difference = f"the number {other[1]} where it was {one[1]}"
+                self.difference = self._told("number", other[1], one[1])
                 return False
             return all(map(self.alike, one, other))
         is_text = isinstance(one, str) and isinstance(other, str)
-        self.difference = f"{other} where it was {one}" if is_text else "other settings"
+        self.difference = self._told("text", repr(other), repr(one)) if is_text else "other settings"
         return False
 
     def _same_form(self, one: Any, other: Any) -> bool:
@@ -113,11 +115,11 @@ class ProgramComparison:
                 return self._same_for_one_record(one, other)
             shapes = one[3], other[3]
             if len(shapes[0]) != len(shapes[1]):
-                self.difference = f"{len(shapes[1])} axes where there were {len(shapes[0])}"
+                self.difference = self._told("number of axes", len(shapes[1]), len(shapes[0]))
                 return False
             for a, b in zip(*shapes, strict=False):
                 if type(a) is type(b) is int and a != b:
-                    self.difference = f"an axis of size {b} where it was {a}"
+                    self.difference = self._told("size of an axis", b, a)
                     return False
         return True
 
@@ -134,8 +136,11 @@ class ProgramComparison:
         if axis is not None and sizes[axis] == 1 and sizes[:axis] + sizes[axis + 1 :] == alone:
             self._lost.add(axis)
             return True
-        self.difference = f"sizes {_plain(other[3])} where they were {_plain(one[3])}, for one record,"
+        self.difference = self._told("shape for one record", _plain(other[3]), _plain(one[3]))
         return False
+
+    def _told(self, what: str, now: object, before: object) -> str:
+        return f"the {what} {now} where it was {before}" if self.is_shown else f"another {what} than before"
 
     def _same_layout(self, one: Layout, other: Layout) -> bool:
         """Whether two draws give their numbers to entries in one order."""
@@ -303,7 +308,7 @@ class KnownPrograms:
             known = self._programs[declared] = _Program(losses, records, {(losses.digest, records)})
         seen = losses.digest, records
         if seen not in known.seen:
-            comparison = ProgramComparison((known.records, records))
+            comparison = ProgramComparison((known.records, records), is_shown=kind is BatchKind.REHEARSAL)
             if not comparison.same(known.first, losses):
                 _refuse_difference(comparison)
             known.seen.add(seen)
@@ -313,7 +318,7 @@ class KnownPrograms:
 
 def _refuse_difference(comparison: ProgramComparison) -> None:
     first, second = comparison.sizes
-    size = f" (batches of {first} and {second} records)" if first != second else ""
+    size = f" (batches of {first} and {second} records)" if first != second and comparison.is_shown else ""
     refuse(
         "losses that every batch makes by the same calls with the same numbers",
         f"{comparison.difference}{size}",
