@@ -17,6 +17,7 @@ from discreet.core.peak_memory import give_back
 
 # From so many bytes on, every tensor gets new pages from the system anyway (the largest M_MMAP_THRESHOLD of glibc).
 _LARGE: Final = 32 << 20
+_MUCH: Final = 128 << 20  # from here on it is worth a share of a step's time to give other memory back first
 _ALIGNED: Final = 64  # bytes, as torch aligns memory: products may round differently elsewhere
 
 
@@ -29,7 +30,8 @@ def lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or size < _LARGE:
         return torch.zeros(*shape, dtype=dtype, device=device)
-    give_back()  # activations that were freed, in pieces too small for this
+    if size >= _MUCH:
+        give_back()  # activations that were freed, in pieces too small for this
     memory = np.zeros(size + _ALIGNED, dtype=np.uint8)  # calloc: torch.zeros writes to every page
     start = -memory.ctypes.data % _ALIGNED
     return torch.from_numpy(memory[start : start + size]).view(dtype).view(*shape)

@@ -247,7 +247,7 @@ class CallWatch(TorchFunctionMode):
         """`around` is the mode that hands its calls to `handle`, if this one is not on the stack itself."""
         super().__init__()
         self._follower, self._decompositions, self._forbidden = follower, decompositions, forbidden
-        self._outermost = around or self
+        self._around = around  # a mode that refers to itself would hold all that it saw until garbage is collected
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.handle(func, args, kwargs or {})
@@ -267,7 +267,7 @@ class CallWatch(TorchFunctionMode):
         if not found:
             return self._follower.other(func, args, kwargs, tensors)
         if func in self._decompositions:
-            with self._outermost:
+            with self._around or self:
                 result = self._decompositions[func](*args, **kwargs)
             if result is not NotImplemented:
                 return result
