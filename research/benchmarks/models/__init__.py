@@ -192,6 +192,11 @@ MODELS: MappingProxyType[str, Model] = MappingProxyType(
             kind=ADAPTED,
             make=lambda: _library(library.lora_bert, 32, 64),
         ),
+        "prompt": Model(
+            about="prompt tuning on BERT d=256 L=4 T=64, batch 32",
+            kind=ADAPTED,
+            make=lambda: _library(library.prompt_bert, 32, 64),
+        ),
         "bitfit": Model(
             about="BitFit on BERT d=256 L=4 T=64, batch 32", kind=ADAPTED, make=lambda: _library(library.BITFIT, 32, 64)
         ),

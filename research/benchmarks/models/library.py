@@ -64,6 +64,15 @@ def lora_bert(classes: int, *, width: int = 256, layers: int = 4) -> nn.Module:
     return Pooled(_adapted(_bert(width, layers), ["query", "value"]), width, classes)
 
 
+def prompt_bert(classes: int, *, width: int = 256, layers: int = 4) -> nn.Module:
+    """Eight trained prompt vectors in front of the words of a BERT that is frozen."""
+    encoder = _bert(width, layers)
+    import peft
+
+    config = peft.PromptTuningConfig(task_type=peft.TaskType.FEATURE_EXTRACTION, num_virtual_tokens=8)
+    return Pooled(peft.get_peft_model(encoder, config), width, classes)  # type: ignore[arg-type]
+
+
 class Autocast(nn.Module):
     """A model that computes in bfloat16 and gives scores in float32."""
 
