@@ -17,7 +17,7 @@ from discreet.core.peak_memory import give_back
 
 # From so many bytes on, every tensor gets new pages from the system anyway (the largest M_MMAP_THRESHOLD of glibc).
 _LARGE: Final = 32 << 20
-_MUCH: Final = 128 << 20  # from here on it is worth a share of a step's time to give other memory back first
+_MUCH: Final = 64 << 20  # from here on it is worth a share of a step's time to give other memory back first
 _ALIGNED: Final = 64  # bytes, as torch aligns memory: products may round differently elsewhere
 
 
