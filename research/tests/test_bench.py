@@ -162,7 +162,7 @@ def test_what_is_not_written_for_jax_says_so() -> None:
 
 
 def test_every_model_of_the_table_is_there() -> None:
-    assert len(MODELS) == 23
+    assert len(MODELS) == 24
     assert {name: model.kind for name, model in MODELS.items() if name.startswith("mlp")} == {
         "mlp": "perceptron",
         "mlp-2048": "perceptron",

@@ -121,6 +121,18 @@ def test_the_users_states_come_back(draws: SecretDraws, fails: bool) -> None:
     assert states() == before
 
 
+def test_one_that_closes_late_leaves_the_draws_of_another(draws: SecretDraws) -> None:
+    """A loop that was left in the middle of a batch is collected in the middle of another's."""
+    left, before = SecretDraws(Streams.seeded(4).draws), states()
+    left.open()
+    draws.open()
+    keyed = states()
+    left.close()
+    assert states() == keyed != before
+    draws.close()
+    assert states() == before
+
+
 def test_numpys_generator_of_another_kind_comes_back(draws: SecretDraws) -> None:
     before = mtrand.get_bit_generator()
     own = np.random.PCG64(1)

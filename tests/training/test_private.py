@@ -430,6 +430,21 @@ def test_step_outside_of_the_loop_is_refused() -> None:
         run.step(loop.losses(run.model, x, y))
 
 
+def test_a_loop_that_is_left_and_collected_late_does_not_disturb_another() -> None:
+    """Python may close it in the middle of another's batch; both key torch's generators and watch torch's calls."""
+    left = loop.private()
+    batches = iter(left)
+    next(batches)
+    left._engine.watch.close()  # as after a backward pass that fails
+    run = loop.private()
+    for x, y in run:
+        losses = loop.losses(run.model, x, y)
+        if run.progress.step == 1:
+            batches.close()
+        run.step(losses + loop.losses(run.model, x, y))
+    assert run.progress.step == loop.STEPS
+
+
 def test_an_abandoned_logical_batch_is_refused() -> None:
     run = loop.private(micro_batch=2)
     for x, y in run:

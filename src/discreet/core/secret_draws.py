@@ -57,13 +57,25 @@ class SecretDraws:
         """Key torch's generators, until `close`."""
         self.close()
         self._before = [(generator, generator.get_state()) for generator in default_generators()]
+        _OPEN.append(self)
         for generator, _ in self._before:
             self._key(generator)
 
     def close(self) -> None:
-        """Give torch's generators the states from before `open`."""
+        """Give torch's generators the states from before `open`.
+
+        If another was opened since, it goes on with its own, and gives these back when it closes: a loop that was left
+        in the middle of a batch is closed whenever Python collects it.
+        """
         before, self._before = self._before, None
-        for generator, state in before or ():
+        if before is None:
+            return
+        later = _OPEN[_OPEN.index(self) + 1 :]
+        _OPEN.remove(self)
+        if later:
+            later[0]._before = before
+            return
+        for generator, state in before:
             generator.set_state(state)
 
     @contextmanager
@@ -116,6 +128,10 @@ class SecretDraws:
         random.seed(int.from_bytes(self._stream.uniform64(_KEY_WORDS).tobytes(), "little"))
         mtrand.set_bit_generator(self._of_numpy)
         np.random.seed(self._stream.uniform64(_KEY_WORDS).view(np.uint32))
+
+
+_OPEN: Final[list[SecretDraws]] = []
+"""Those that are open, in the order in which they were opened: torch has one generator for all runs of a process."""
 
 
 @final

@@ -126,8 +126,8 @@ def test_a_sum_on_other_coordinates_does_not_leave(monkeypatch: pytest.MonkeyPat
     """An engine that forgets the mask puts signal on frozen coordinates: the mechanism never reads them."""
     real = Engine.add_weighted
 
-    def forgetful(self: Engine, weights: Tensor, totals: Tensor, groups: Any = None, mask: Any = None) -> None:
-        real(self, weights, totals, groups, None)
+    def forgetful(self: Engine, weights: Tensor, totals: Tensor, groups: Any, mask: Any, *, is_last: bool) -> None:
+        real(self, weights, totals, groups, None, is_last=is_last)
 
     monkeypatch.setattr(Engine, "add_weighted", forgetful)
     for released in steps_of(loop.plan(HALF, noise=1.0)):
@@ -147,7 +147,12 @@ def test_one_mask_serves_a_logical_batch(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(RandomFreeze, "mask", mask)
     monkeypatch.setattr(Engine, "norms", lambda self, g, m: used.append(m) or norms(self, g, m))
-    monkeypatch.setattr(Engine, "add_weighted", lambda self, w, t, g, m: used.append(m) or add(self, w, t, g, m))
+
+    def add_weighted(self: Engine, weights: Tensor, totals: Tensor, groups: Any, mask: Any, *, is_last: bool) -> None:
+        used.append(mask)
+        add(self, weights, totals, groups, mask, is_last=is_last)
+
+    monkeypatch.setattr(Engine, "add_weighted", add_weighted)
     plan = loop.plan(PLANS["elements step freeze-then-clip"], steps=3)
     released = steps_of(plan, micro=7)
     assert len(asked) == 3
