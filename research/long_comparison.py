@@ -10,9 +10,10 @@ Two parts, each a `discreet compare` of its own, at epsilon 1, 3 and 8:
 features   every certified method with a linear head on scattering features, 240 steps of batch 8192
 cnn-small  six methods with a small network for 10 epochs of batch 2048
 
-Every method gets four trials on MNIST, which stands in for the private records, and five seeds at epsilon 3 (one at the
-others). `--tuned-in` takes the settings of an earlier search in place of trials. `--methods` gives the first part fewer
-methods; rerun without it to add the others. `--quick` takes minutes: two methods, few steps, two seeds.
+Every method gets trials on MNIST, which stands in for the private records (four in the first part, two in the second),
+and five seeds at epsilon 3 (one at the others). `--tuned-in` takes the settings of an earlier search in place of
+trials. `--methods` gives the first part fewer methods; rerun without it to add the others. `--quick` takes minutes: two
+methods, few steps, two seeds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from research.readme import rewrite
 
 SIX: Final = "dp-sgd,dp-adam,adaptive-quantile,psac,auto-s,per-layer"
 SHARED: Final = "--data fashion-mnist --delta 1e-5 --epsilon 1,3,8 --main 3 --other-repeats 1"
-SEARCH: Final = "--tune-on mnist --trials 4"
+SEARCH: Final = "--tune-on mnist --trials"
+TRIALS: Final = {"features": 4, "cnn-small": 2}
 PARTS: Final = {
     "features": "--preset fast --eval-every 80",
     "cnn-small": f"--model cnn-small --batch 2048 --epochs 10 --methods {SIX}",
@@ -51,10 +53,12 @@ def commands(
     >>> commands(Path("runs/x"), quick=True, seeds=2)["features"][-1]
     'runs/x/features'
     """
-    search = SEARCH if tuned_in is None else f"--tuned-in {tuned_in}"
-    rest = f"{search} --repeats {seeds} --truth results/truth-table.json {more}"
-    chosen = QUICK if quick else PARTS
-    return {name: shlex.split(f"compare {SHARED} {own} {rest} --out {out / name}") for name, own in chosen.items()}
+    rest = f"--repeats {seeds} --truth results/truth-table.json {more}"
+    words = {}
+    for name, own in (QUICK if quick else PARTS).items():
+        search = f"{SEARCH} {TRIALS[name]}" if tuned_in is None else f"--tuned-in {tuned_in}"
+        words[name] = shlex.split(f"compare {SHARED} {own} {search} {rest} --out {out / name}")
+    return words
 
 
 def keep(part: Path, place: Path) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from research.long_comparison import SIX, commands, keep
+from research.long_comparison import SIX, TRIALS, commands, keep
 
 
 def test_both_parts_have_the_same_budgets_and_seeds() -> None:
     parts = commands(Path("runs/x"), quick=False, seeds=5)
-    for words in parts.values():
+    for name, words in parts.items():
         assert words[words.index("--epsilon") + 1] == "1,3,8"
         assert (words[words.index("--main") + 1], words[words.index("--repeats") + 1]) == ("3", "5")
-        assert (words[words.index("--tune-on") + 1], words[words.index("--trials") + 1]) == ("mnist", "4")
+        assert (words[words.index("--tune-on") + 1], words[words.index("--trials") + 1]) == ("mnist", str(TRIALS[name]))
     assert "--methods" not in parts["features"]  # every certified method
     assert len(SIX.split(",")) == 6
 

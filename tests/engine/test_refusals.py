@@ -20,7 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 import discreet
 from discreet.core.check import Refused
+from discreet.engine import custom_backward, record_watch
 from discreet.engine.engine import Engine
+from discreet.engine.trace import unscripted
 
 
 def refused(model: nn.Module, *args: Any, match: str, losses: Callable[[Any], Tensor] = losses_of) -> None:
@@ -978,6 +980,28 @@ def test_an_interrupt_in_the_forward_pass_is_cleared_by_the_next_batch() -> None
         model.fine = True
         clear()
         assert _get_current_function_mode_stack() == []
+
+
+@pytest.mark.parametrize("step", ["push_mode", "watch_scripts", "watch_nodes", "unwatch_nodes", "remove_mode"])
+def test_an_interrupt_while_the_watch_is_put_on_or_removed_leaves_nothing(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    def watched() -> None:
+        engine.follow((x(7, 4),), 7)
+        engine.discard()
+
+    engine, told, watches = Engine(nn.Linear(4, 3)), len(unscripted._told), len(custom_backward._watches)
+    engine.begin(7)
+    with monkeypatch.context() as patch:
+        patch.setattr(record_watch, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            watched()
+    engine.discard()
+    assert _get_current_function_mode_stack() == []
+    assert (len(unscripted._told), len(custom_backward._watches)) == (told, watches)
 
 
 def test_copies_and_files_of_the_model_hold_nothing_private() -> None:

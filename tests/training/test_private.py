@@ -462,6 +462,25 @@ def test_a_loop_may_end_between_steps_and_go_on() -> None:
     assert run.ledger.length == loop.STEPS
 
 
+def test_runs_take_turns_between_steps_alone() -> None:
+    runs = loop.private(), loop.private()
+    first, second = map(iter, runs)
+    for _ in range(4):
+        for run, batches in zip(runs, (first, second), strict=True):
+            run.step(loop.losses(run.model, *next(batches)))
+    assert runs[0].progress.step == runs[1].progress.step > 0
+    x, y = next(first)
+    with pytest.raises(Refused, match="in the middle of a batch of another"):
+        next(second)
+    runs[0].step(loop.losses(runs[0].model, x, y))
+
+
+def test_a_run_does_not_begin_in_the_middle_of_anothers_batch() -> None:
+    runs = loop.private(), loop.private()
+    with pytest.raises(Refused, match="in the middle of a batch of another"):
+        next(zip(*runs, strict=True))
+
+
 def test_two_loops_at_once_are_refused() -> None:
     run = loop.private()
     first, second = iter(run), iter(run)

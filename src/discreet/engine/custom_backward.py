@@ -225,8 +225,9 @@ def watch_nodes(watch: Watch) -> None:
 
 
 def unwatch_nodes(watch: Watch) -> None:
-    """Undo `watch_nodes`."""
-    _watches.remove(watch)
+    """Undo `watch_nodes`, if it was done: Ctrl-C may come between."""
+    if watch in _watches:
+        _watches.remove(watch)
 
 
 @cache

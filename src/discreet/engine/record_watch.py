@@ -104,6 +104,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
 
     def take_stock(self, private: Any) -> None:
         """Tensors that exist now are public from here on, except those that `private` holds. The first time counts."""
+        self._surroundings.check_alone()
         if not self.table.has_begun:
             live = live_tensors()
             self.table.begin(live, tensors_held_by(private, live))
@@ -135,13 +136,13 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         watch_nodes(self)
 
     def _pop(self) -> None:
-        """Remove this mode, and no other, from wherever it is on the stack."""
+        """Remove this mode, and no other, from wherever it is on the stack. If Ctrl-C interrupts it, once more."""
         if not self.is_open:
             return
-        self.is_open = False
         unwatch_scripts(self._check_scripted)
         unwatch_nodes(self)
         remove_mode(self)
+        self.is_open = False
 
     @property
     def declared_at(self) -> list[str]:

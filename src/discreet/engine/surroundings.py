@@ -54,6 +54,17 @@ class Surroundings:
         self._flushes: bool | None = None  # whether numbers below the normal ones count as 0
         self.usual: Usual = ()  # around a call that nothing changes, and that `check` has no need to look at
 
+    def check_alone(self) -> None:
+        """Before a batch: refuse another run that is in the middle of its own, and would watch this one's calls."""
+        below: list[Any] = [torch._C._get_function_stack_at(place) for place in range(count_function_modes())]
+        if any(type(mode) is self._own for mode in below):
+            refuse(
+                "one run at a time between a batch and its step",
+                "a batch of one run in the middle of a batch of another",
+                "call step for the batch of one run before the other's next batch, such as two loops one after the "
+                "other; close() the iterator of a run that is left",
+            )
+
     def open(self) -> None:
         """A batch is about to be given; the watch is not on yet."""
         self._below = 0

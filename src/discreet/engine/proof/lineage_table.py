@@ -107,11 +107,8 @@ class LineageTable:
 
     def new_step(self, records: int) -> None:
         self.forget()
-        self._records, tensors, self._held_storages = (
-            records,
-            [*tensors_of(modules_in(self._model)), *self._wholes],
-            None,
-        )
+        self._records, self._held_storages = records, None
+        tensors = self._of_the_model()
         if len(tensors) == len(self._in_order) and all(map(HeldTensor.is_as_it_was, self._in_order, tensors)):
             return
         self._in_order = [self._newly_held(number, tensor) for number, tensor in enumerate(tensors)]

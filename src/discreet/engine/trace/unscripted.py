@@ -60,8 +60,9 @@ def watch_scripts(tell: Callable[[Any], None]) -> None:
 
 
 def unwatch_scripts(tell: Callable[[Any], None]) -> None:
-    """Undo `watch_scripts`."""
-    _told.remove(tell)
+    """Undo `watch_scripts`, if it was done: Ctrl-C may come between."""
+    if tell in _told:
+        _told.remove(tell)
 
 
 @cache
