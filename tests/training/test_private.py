@@ -290,11 +290,44 @@ def test_views_do_not_count_twice() -> None:
 def test_an_empty_batch_is_a_charged_step_of_noise() -> None:
     which = loop.plan(records=10**6, batch=1, steps=5)  # rate 1e-6 on 60 records: all batches are empty
     run = loop.private(which=which)
-    before = loop.weights(run.model)
-    assert list(run) == []
+    before, steps = loop.weights(run.model), []
+    for x, y in run:
+        steps.append((run.is_rehearsal, run.step(loop.losses(run.model, x, y))))
+    assert steps == [(True, True)] * 5
     assert run.progress.step == run.updates == 5
     assert run.ledger.charge().certified == which.charge().certified
     assert not torch.equal(loop.weights(run.model), before)
+
+
+@pytest.mark.parametrize("records", [1, 2, 60])
+def test_what_a_loop_does_once_a_step_does_not_show_which_draws_were_empty(records: int) -> None:
+    """A scheduler that the loop steps: with one record most draws are empty, with 60 none is."""
+    run = loop.private(which=loop.plan(batch=12), dataset=loop.data(records))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda step: 1 / (1 + step))
+    moved = []
+    for x, y in run:
+        moved.append(run.step(loop.losses(run.model, x, y)))
+        if moved[-1]:
+            scheduler.step()
+    assert sum(moved) == run.updates == loop.STEPS
+    assert scheduler.get_last_lr() == [0.5 / (1 + loop.STEPS)]
+
+
+def test_made_up_records_of_an_empty_draw_move_nothing() -> None:
+    """The same noise without a record as with records that are never drawn, up to the sum, which is 0."""
+    which = loop.plan(records=10**6, batch=1, steps=5)
+    runs = [loop.private(which=which, dataset=loop.data(count)) for count in (1, 60)]
+    sums = [torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()]) for run in runs]
+    assert [loop.train(run) for run in runs] == [5, 5]
+    ends = [loop.weights(run.model) for run in runs]
+    assert torch.equal(*ends)
+    assert not torch.equal(ends[0], sums[0])
+
+
+def test_public_records_stand_in_where_there_are_none() -> None:
+    empty = TensorDataset(torch.zeros(0, 4), torch.zeros(0).long())
+    run = loop.private(dataset=empty, rehearsal=(torch.rand(3, 4), torch.ones(3).long()))
+    assert loop.train(run) == loop.STEPS
 
 
 def test_no_records_at_all() -> None:
@@ -314,7 +347,7 @@ def test_a_million_records() -> None:
     which = loop.plan(records=10**6, batch=1, steps=20)
     big = TensorDataset(torch.ones(10**6, 4), torch.zeros(10**6, dtype=torch.int64))
     run = loop.private(which=which, dataset=big)
-    sizes = [len(x) for x, _ in _stepped(run)]
+    sizes = [len(x) for x, _ in _stepped(run) if not run.is_rehearsal]
     assert run.ledger.length == run.updates == 20
     assert 0 < len(sizes) < 20  # seeded: some batches of this run are empty, and some are not
     assert max(sizes) < 10

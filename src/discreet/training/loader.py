@@ -42,7 +42,7 @@ class MicroBatch:
     is_last: bool
     units: UnitRows | None = None  # which records belong to one user, if users were drawn
     vacant: Tensor | None = None  # which rows hold no record, if the run has fixed rows: made-up ones, of weight 0
-    stands_in: bool = False  # made-up records, which a process of a sharded model gets while others have more
+    stands_in: bool = False  # made-up records, where none were drawn, or none are left while other processes have more
 
 
 @final

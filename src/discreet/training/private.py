@@ -153,7 +153,8 @@ class Private:
             return Loader(*given, micro_batch=size, collate_fn=collate_fn, num_workers=workers, device=device)
 
         self._loader = None if self._data is None else loader(self._data, num_workers)
-        self._turns = Turns(sharding, self._rehearsals, loader(self._data, 0))
+        data: Any = self._data
+        self._turns = Turns(sharding, self._rehearsals, loader(data, 0) if data is not None and len(data) else None)
         self._public, self._public_loader = public, loader(public, 0)
 
     def _open_ledger(self, opened: ExitStack, ledger: str | Path | None, resume: str | Path | None) -> None:
@@ -181,7 +182,7 @@ class Private:
         yield from (batch for batch in self._batches() if batch is not None)
 
     def _batches(self) -> Generator[Any, None, None]:
-        """The micro-batches of all remaining steps; None after an empty batch, which is complete."""
+        """The micro-batches of all remaining steps; None after a step of a process that has no records at all."""
         self._engine.watch.take_stock(self._data)  # before a record is read
         loader = self._sampled()
         loop = self._loop.new_loop(between_steps=self._step is None)
@@ -192,9 +193,7 @@ class Private:
             if micro.records:
                 yield from self._given(micro, loop)
             elif not self._turns.are_shared:
-                self._end_empty_sample()
-                yield None
-                self._loop.go_on(loop)  # another loop may have begun meanwhile
+                yield from self._stood_in(loop)
             while self._turns.are_shared and micro.is_last and self._step is not None:
                 yield from self._offered(self._turns.stand_in(), BatchKind.REHEARSAL, loop)
 
@@ -219,10 +218,11 @@ class Private:
             self._step = self._new_step()
             yield from self._public_batches(loop)
             if records == 0:
-                self._end_empty_sample()
+                yield from (made for made in self._stood_in(loop) if made is not None)
                 continue
             self._engine.watch.note_record(batch)
             own = to_device(kept(batch), self._device)  # what the loop writes must not come back in the next epoch
+            self._turns.learn(own, records)
             yield from self._given(MicroBatch(own, records, is_last=True), loop)
 
     def _given(self, micro: MicroBatch, loop: object) -> Iterator[Any]:
@@ -236,6 +236,17 @@ class Private:
             yield from self._offered(micro, kind, loop)
             if watch.is_rehearsed:
                 return
+
+    def _stood_in(self, loop: object) -> Iterator[Any]:
+        """Yield made-up records for a step without records: the body of the loop runs in every step."""
+        if self._turns.can_stand_in:
+            yield from self._offered(self._turns.stand_in(), BatchKind.REHEARSAL, loop)
+            return
+        self._between.check()
+        self._end_sample()
+        self._between.remember()
+        yield None
+        self._loop.go_on(loop)  # another loop may have begun meanwhile
 
     def _offered(self, micro: MicroBatch, kind: BatchKind, loop: object) -> Iterator[Any]:
         try:
@@ -300,8 +311,8 @@ class Private:
     def is_rehearsal(self) -> bool:
         """Whether the current batch holds made-up or public records, on which the loop shows how it makes its losses.
 
-        Such batches come before the first batch, and before losses that a choice of `discreet.public` makes in a new
-        way. They add nothing to a sum, and `step` returns False.
+        Such batches come before the first batch, before losses that a choice of `discreet.public` makes in a new way,
+        and in steps that drew no record. They add nothing to a sum. `step` returns True for the last of these only.
         """
         return self._engine.watch.kind is BatchKind.REHEARSAL
 
@@ -336,11 +347,6 @@ class Private:
             if moved is not None:
                 self._step = None
             return bool(moved)
-
-    def _end_empty_sample(self) -> None:
-        self._between.check()
-        self._end_sample()
-        self._between.remember()
 
     @property
     def updates(self) -> int:

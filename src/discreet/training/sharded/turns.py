@@ -19,10 +19,13 @@ class Turns:
     """Gives every process a micro-batch in every turn, until none of them has records left in the logical batch.
 
     A forward pass gathers parameters from all processes, but they draw different numbers of records, and rehearse at
-    different times. A process that is done gets made-up records, as in a rehearsal; they add nothing to a sum.
+    different times. A process that is done gets made-up records, as in a rehearsal; they add nothing to a sum. So does
+    a loop whose step has drawn no record: what the user does once a step must not show that.
+
+    loader  of the records of this process; None if it has none, or if the user brings them
     """
 
-    def __init__(self, sharding: Sharding | None, rehearsals: Rehearsals, loader: Loader) -> None:
+    def __init__(self, sharding: Sharding | None, rehearsals: Rehearsals, loader: Loader | None) -> None:
         self._sharding, self._rehearsals, self._loader = sharding, rehearsals, loader
         self._made: tuple[Any, int] | None = None
 
@@ -35,11 +38,24 @@ class Turns:
         """Whether the logical batch has ended: in this process (`own`), and for a sharded model in all of them."""
         return own if self._sharding is None else not self._sharding.any(not own)
 
-    def stand_in(self) -> MicroBatch:
-        """Made-up records for a process that has none left."""
+    @property
+    def can_stand_in(self) -> bool:
+        """Whether the form of a batch is known."""
+        return self._made is not None or self._loader is not None or self._rehearsals.given is not None
+
+    def learn(self, batch: Any, records: int) -> None:
+        """The form of batches that the user brings."""
         if self._made is None:
+            self._made = next(iter(self._rehearsals.like(batch, records)))
+
+    def stand_in(self) -> MicroBatch:
+        """Made-up records in place of those that a process has not, or has not left."""
+        if self._loader is None:
+            self.learn(None, 0)  # of the public records that the user has given, or known
+        elif self._made is None:
             (like,) = self._loader.load(iter([Draw(np.zeros(1, dtype=np.int64))]))
-            self._made = next(iter(self._rehearsals.like(like.batch, like.records)))
+            self.learn(like.batch, like.records)
+        assert self._made is not None
         batch, size = self._made
         return MicroBatch(batch, size, is_last=True, stands_in=True)
 
