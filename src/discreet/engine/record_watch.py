@@ -43,7 +43,7 @@ from discreet.engine.proof.calls.expected import ExpectedCalls
 from discreet.engine.proof.calls.judgement import WatchedCall, judged, slice_written
 from discreet.engine.proof.calls.known_calls import Draws, KnownCall, KnownCalls
 from discreet.engine.proof.declared import DECLARED
-from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted
+from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted, refuse_uncounted
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, live_tensors, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import BatchKind, KnownPrograms
@@ -338,6 +338,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         """A call that is not known, or that has to be looked at each time."""
         func, reading, form, table = call.func, call.reading, call.form, self.table
         self._numbers += reading.declared
+        refuse_uncounted(func, call.args, call.kwargs)
         if func in SPECIAL:
             refuse_out_of_sight(func, reading.tensors)
             call.forget_what_is_filled()

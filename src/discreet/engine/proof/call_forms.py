@@ -11,7 +11,7 @@ import enum
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -145,13 +145,14 @@ class Reading:
 
     def _other(self, tree: Any, find: Callable[[Tensor], Origin]) -> Any:
         """The rest: exact types alone, as a class of the user's shows what it likes."""
-        kind = type(tree)
+        kind: Any = type(tree)
+        is_as_shown = _is_as_it_shows(kind)
         if kind is DeclaredFloat or kind is DeclaredInt:
             self.declared = *self.declared, tree
             return DECLARED.description_of(tree.declaration)
-        if isinstance(tree, tuple):
+        if isinstance(tree, tuple) and is_as_shown:
             return self.read(tuple(tuple.__iter__(tree)), find)
-        if isinstance(tree, list):  # as an index, a list is not the same as a tuple
+        if isinstance(tree, list) and is_as_shown:  # as an index, a list is not the same as a tuple
             return self.read(list(list.__iter__(tree)), find)
         if kind in _NUMPY_NUMBERS:
             return self.read(tree.item(), find)
@@ -160,7 +161,7 @@ class Reading:
             return "generator", str(tree.device)  # torch's own; others are refused
         if kind in _SHOWN:
             return repr(tree)
-        if isinstance(tree, enum.Enum):
+        if isinstance(tree, enum.Enum) and is_as_shown:
             return "enum", self.read(_value_of(tree), find)
         if isinstance(tree, np.ndarray):
             self.opaque = Opaque.ARRAY
@@ -234,6 +235,24 @@ def counts(origin: Origin) -> bool:
     if names - {"dtype", "device"}:
         return False
     return len(bounds) == 1 or (len(bounds) == 2 and bounds[0] == 0 and type(bounds[0]) is int)
+
+
+_READ_BY: Final = frozenset(
+    [
+        *("__iter__", "__getitem__", "__len__", "__contains__", "__reversed__", "__bool__", "__eq__"),
+        *("__index__", "__int__", "__float__", "__complex__", "__getattribute__", "__getattr__", "__torch_function__"),
+    ]
+)
+"""Methods by which torch, or a function of it that is written in Python, reads a sequence or a number."""
+_WRITTEN_IN_PYTHON: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_ENUMERATIONS: Final = frozenset(one for one in vars(enum).values() if isinstance(one, type))
+
+
+@cache
+def _is_as_it_shows(kind: Any) -> bool:
+    """Whether a class of the user's changes nothing in how its instances are read."""
+    own = [base for base in kind.__mro__ if base.__flags__ & _WRITTEN_IN_PYTHON and base not in _ENUMERATIONS]
+    return not any(_READ_BY & vars(base).keys() for base in own)
 
 
 def _value_of(member: enum.Enum) -> Any:
@@ -318,7 +337,7 @@ class _Rebuilding:
         if isinstance(tree, torch.Size):
             return tuple(map(self.of, tree))
         if isinstance(tree, (tuple, list)):
-            return type(tree)([self.of(branch) for branch in tree])
+            return (list if isinstance(tree, list) else tuple)([self.of(branch) for branch in tree])  # as they are read
         if isinstance(tree, slice):
             return slice(self.of(tree.start), self.of(tree.stop), self.of(tree.step))
         if isinstance(tree, dict):

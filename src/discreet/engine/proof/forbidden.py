@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -97,6 +98,42 @@ FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
     F.rrelu: _no_random_slopes,
     torch._grouped_mm: _no_grouped_experts,
 }
+
+
+def refuse_uncounted(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Refuse a call that writes to an argument without a count: the watch knows a write by the version of a tensor.
+
+    Statistics of the records would lie in a tensor that counts as public.
+    """
+    name = _name_in_aten(func)
+    if name == "batch_norm":
+        _no_training_batch_norm(*args, **kwargs)
+    elif func is F.instance_norm:
+        _no_tracking_instance_norm(*args, **kwargs)
+    elif _writes_uncounted(name):
+        refuse(
+            "calls whose writes torch counts",
+            f"{name_of(func)} at {user_line()}, which may change an argument without a trace",
+            "leave it out of the training loop, or use the layers of torch.nn and torch.nn.functional",
+        )
+
+
+@cache
+def _name_in_aten(func: Any) -> str:
+    return str(getattr(func, "__name__", "")).split(".")[0]
+
+
+@cache
+def _writes_uncounted(name: str) -> bool:
+    """Whether a function of this name writes to another argument than the first and `out`, where torch counts.
+
+    Its list of functions does not mention what normalisation with running statistics writes to.
+    """
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}") if name.isidentifier() else []
+    others = [argument for schema in schemas for argument in schema.arguments[1:] if not argument.kwarg_only]
+    written = [one for one in others if one.alias_info is not None and one.alias_info.is_write]
+    is_unlisted = "batch_norm" in name or name in ("instance_norm", "set_data")
+    return is_unlisted or any("Tensor" in str(argument.type) for argument in written)
 
 
 def refuse_reading(func: Callable[..., Any]) -> None:

@@ -43,6 +43,7 @@ HOOKS: Final = {
     getattr(Tensor, "grad_fn").__get__: "a hook on the graph changes gradients out of sight",  # noqa: B009
     Tensor.retain_grad: "",
     HOOKS_SET: "a hook changes gradients out of sight",
+    Tensor._backward_hooks.__get__: "its own hooks bound them",  # type: ignore[union-attr]
 }
 
 

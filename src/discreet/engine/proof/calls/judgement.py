@@ -128,7 +128,7 @@ def judged(call: WatchedCall, made: list[Tensor]) -> Judged:
         hidden = UNKNOWN  # in the memory of another tensor
     if hidden is not None and not is_given_values(func, call.args):
         return Judged([MIXED] * len(made), here(hidden))
-    if func is Tensor.__deepcopy__ and _is_copy(reading.tensors[0], made[0]):
+    if func is Tensor.__deepcopy__ and type(call.args[-1]) is dict and _is_copy(reading.tensors[0], made[0]):
         return Judged([reading.origins[0].lineage])
     has_rows = any(origin.rows is not None for origin in reading.origins)
     if not on_records or (is_constant(func, call.args) and len(reading.tensors) == 1 and reading.records > 1):
@@ -182,7 +182,9 @@ def slice_written(args: Any, find: Callable[[Tensor], Origin], records: int) -> 
 
 
 def _is_copy(tensor: Tensor, made: Tensor) -> bool:
-    """Whether a tensor holds what another does, with no graph of its own: a memo can give back anything."""
+    """Whether a tensor holds what another does, bit by bit, with no graph of its own: a memo can give back anything."""
     with torch._C.DisableTorchFunction():
-        same = made.shape == tensor.shape and made.dtype == tensor.dtype and made.grad_fn is None
-        return same and torch.allclose(made, tensor, rtol=0.0, atol=0.0, equal_nan=True)
+        if made.shape != tensor.shape or made.dtype != tensor.dtype or made.grad_fn is not None:
+            return False
+        bits = [one.detach().reshape(-1).contiguous().view(torch.uint8) for one in (made, tensor)]
+        return torch.equal(*bits)
