@@ -230,6 +230,40 @@ def test_checkpoints_hold_the_plan_and_no_copy_of_the_model(finished: huggingfac
     assert not torch.load(folder / huggingface.STATE)["model"]
 
 
+def test_a_run_without_charges_leaves_the_ledger_of_another_run(tmp_path: Path) -> None:
+    """Both in one folder: the first fails before its first charge, the second trains, the first goes on."""
+
+    class Failing(huggingface.PrivateTrainer):
+        def compute_loss_per_record(self, model: Any, inputs: Any) -> Tensor:
+            raise RuntimeError("a bug of the user")
+
+    args = small.arguments(tmp_path)
+    run = Failing(small.adapted(), args, train_dataset=small.records(), streams=Streams.seeded(1), **small.BUDGET)
+    with pytest.raises(RuntimeError, match="a bug of the user"):
+        run.train()
+    assert not run.ledger.exists()
+    assert run.private is None
+    other = small.trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    other.train()
+    with pytest.raises(Refused):  # another plan
+        run.train(resume_from_checkpoint=True)
+    assert read(other.ledger).length == 2
+
+
+def test_a_ledger_in_place_of_that_of_a_failed_run_stays(tmp_path: Path) -> None:
+    class Replaced(huggingface.PrivateTrainer):
+        def compute_loss_per_record(self, model: Any, inputs: Any) -> Tensor:
+            self.ledger.unlink()
+            self.ledger.write_bytes(b"of another run")
+            raise RuntimeError("a bug of the user")
+
+    args = small.arguments(tmp_path)
+    run = Replaced(small.adapted(), args, train_dataset=small.records(), streams=Streams.seeded(1), **small.BUDGET)
+    with pytest.raises(RuntimeError, match="a bug of the user"):
+        run.train()
+    assert run.ledger.read_bytes() == b"of another run"
+
+
 def test_an_old_ledger_is_not_written_over(finished: huggingface.PrivateTrainer) -> None:
     before = finished.ledger.read_bytes()
     with pytest.raises(Refused, match="the ledger of an earlier one"):

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import tqdm
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import loop
 from discreet import methods
@@ -59,7 +70,7 @@ def steps(orders: list[list[int]], start: int = 0) -> list[set[int]]:
     """The records of all steps of some passes."""
     found: list[set[int]] = []
     for order in orders:
-        given = aligned(batches_of(order), HORIZON, start + len(found))
+        given = aligned(iter(batches_of(order)), HORIZON, start + len(found), has_end=True)
         found += [set() if batch is None else set(batch.tolist()) for batch in given]
     return found
 
@@ -163,6 +174,79 @@ def test_a_run_resumes_inside_a_pass(tmp_path: Path) -> None:
     again.close()
 
 
+# -- the order -----------------------------------------------------------------------------------------------------
+
+
+def orders(seed: int | None = 7, passes: int = 2, **options: Any) -> list[list[int]]:
+    """The orders of some passes of one run, after the user has set every seed."""
+    records = BATCH * LENGTH
+    x = torch.arange(records, dtype=torch.float).unsqueeze(1).expand(-1, 4)
+    given = DataLoader(TensorDataset(x, torch.zeros(records, dtype=torch.long)), batch_size=BATCH, **options)
+    run = begin() if seed is None else begin(seed=seed)
+    torch.manual_seed(0)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
+    found = [torch.cat(walk(run, given))[:, 0].int().tolist() for _ in range(passes)]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.array_equal(np.random.get_state()[1], before[2])
+    run.close()
+    assert all(sorted(order) == list(range(records)) for order in found)
+    return found
+
+
+def plainly_shuffled() -> list[int]:
+    """The order that a known seed gives."""
+    torch.manual_seed(0)
+    return list(RandomSampler(range(BATCH * LENGTH)))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_a_seed_of_the_user_does_not_say_the_order(options: dict[str, Any]) -> None:
+    first, second = orders(shuffle=True, **options)
+    other, _ = orders(seed=8, shuffle=True, **options)
+    assert first != second
+    assert other not in (first, second)  # it follows the key of the run, not the seed of the user
+    assert plainly_shuffled() not in (first, second, other)
+
+
+def test_a_seeded_run_has_the_same_orders_again() -> None:
+    assert orders(shuffle=True) == orders(shuffle=True)
+
+
+def test_a_shuffle_has_all_bits_of_the_key() -> None:
+    """RandomSampler draws a seed for a generator of its own, which takes 32 bits of it."""
+    seen: list[Any] = []
+
+    class Noted(RandomSampler):
+        def __iter__(self) -> Iterator[int]:
+            seen.append(self.generator)
+            return super().__iter__()
+
+    sampler = Noted(range(BATCH * LENGTH))
+    orders(sampler=sampler)
+    assert seen == [torch.default_generator] * 2
+    assert sampler.generator is None
+
+
+def test_a_generator_of_the_loader_is_the_word_of_the_user() -> None:
+    again = [orders(seed=seed, shuffle=True, generator=torch.Generator().manual_seed(5)) for seed in (7, 8)]
+    assert again[0] == again[1]
+
+
+def test_distributed_sampler_is_refused_under_add_remove() -> None:
+    data = loop.data(11)
+    sampler = DistributedSampler(data, num_replicas=1, rank=0)
+    for given in (
+        DataLoader(data, batch_size=BATCH, sampler=sampler),
+        DataLoader(data, batch_sampler=BatchSampler(sampler, BATCH, drop_last=False)),
+    ):
+        run = begin()
+        with pytest.raises(Refused, match=r"got DistributedSampler. Remedy: draw from the dataset.*REPLACE_ONE"):
+            walk(run, given)
+        assert run.progress.step == 0
+    assert len(walk(begin(Neighbouring.REPLACE_ONE), given)) == LENGTH
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 
@@ -227,6 +311,124 @@ def test_an_iterator_is_one_pass() -> None:
     run = begin()
     for _ in range(3):
         assert len(walk(run, (batch for batch in given))) == LENGTH
+
+
+def again_and_again(how: str) -> DataLoader[Any]:
+    """Loaders that give a record more than once a pass."""
+    data, twice = loop.data(12), [0, 1, 2, 3, 4, 5, 6, 0]
+    drawn = {
+        "random": RandomSampler(data, replacement=True),
+        "more": RandomSampler(data, num_samples=13),
+        "weighted": WeightedRandomSampler([1.0] * 12, 12, replacement=True),
+        "list": twice,
+        "tensor": torch.tensor(twice),
+    }
+    kind, _, place = how.partition(" in ")
+    sampler: Any = drawn[kind]
+    if place == "batches":
+        batches = BatchSampler(sampler, BATCH, drop_last=False)
+        return DataLoader(data, batch_sampler=list(batches) if kind in ("list", "tensor") else batches)
+    if place == "sampler":  # batches that the dataset itself puts together
+        return DataLoader(data, batch_size=None, sampler=BatchSampler(sampler, BATCH, drop_last=False))
+    return DataLoader(data, batch_size=BATCH, sampler=sampler)
+
+
+@pytest.mark.parametrize("relation", list(Neighbouring))
+@pytest.mark.parametrize("place", ["", " in batches", " in sampler"])
+@pytest.mark.parametrize("kind", ["random", "more", "weighted", "list", "tensor"])
+def test_a_loader_that_gives_a_record_again_is_refused(kind: str, place: str, relation: Neighbouring) -> None:
+    run = begin(relation)
+    with pytest.raises(Refused, match="gives each record at most once a pass"):
+        walk(run, again_and_again(kind + place))
+    with pytest.raises(Refused, match="gives each record at most once a pass"):
+        walk(run, bar(again_and_again(kind + place)))
+    assert run.progress.step == 0
+
+
+def test_plain_sequences_of_indices_are_samplers() -> None:
+    data, order = loop.data(12), [5, 4, 3, 2, 1, 0]
+    for given in (
+        DataLoader(data, batch_size=BATCH, sampler=order),
+        DataLoader(data, batch_sampler=[order[:4], order[4:]]),
+        DataLoader(data, batch_sampler=[tuple(order[:4]), torch.tensor(order[4:])]),  # type: ignore[list-item]
+        DataLoader(data, batch_size=None, sampler=[order[:4], order[4:]]),
+    ):
+        assert torch.equal(torch.cat(walk(begin(), given)), data.tensors[0][order])
+
+
+def bar(batches: Any, **options: Any) -> Any:
+    return tqdm.tqdm(batches, disable=True, **options)
+
+
+class Stream:
+    """An iterator with a length, which is a part of what it gives."""
+
+    def __init__(self, ahead: Iterator[Any]) -> None:
+        self._ahead = ahead
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._ahead)
+
+
+class Same:
+    """Gives the same iterator again and again."""
+
+    def __init__(self, ahead: Iterator[Any]) -> None:
+        self._ahead = ahead
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._ahead
+
+
+def test_a_length_is_no_end_of_an_iterator() -> None:
+    goes_on = "got one that goes on"
+    for given in (bar(endless(11), total=LENGTH), bar(bar(endless(11)), total=LENGTH), Stream(endless(11))):
+        run = begin()
+        with pytest.raises(Refused, match=goes_on):
+            walk(run, given)
+        assert run.progress.step == LENGTH - 1
+    with pytest.raises(Refused, match=goes_on):
+        walk(begin(), iter(loader(BATCH * (LENGTH + 1))))
+
+
+def test_an_iterator_behind_a_bar_or_a_length_is_one_pass() -> None:
+    ahead = endless(11)
+    for again in (lambda: bar(ahead, total=LENGTH), lambda: Same(ahead), lambda: Stream(ahead)):
+        run, given = begin(), again()
+        walk(run, given, most=1)
+        with pytest.raises(Refused, match="got an iterator that the last call has read"):
+            walk(run, given if isinstance(given, Stream) else again())
+
+
+def test_a_bar_around_a_loader_is_accepted() -> None:
+    run, given = begin(), loader(BATCH * LENGTH + 5)
+    for _ in range(3):
+        assert len(walk(run, bar(given))) == LENGTH
+    with pytest.raises(Refused, match="drop_last=True"):
+        walk(begin(), bar(dropping(by_sampler=True)))
+
+
+def test_a_loader_that_keeps_its_workers_begins_anew() -> None:
+    run, given = begin(), loader(BATCH * LENGTH, num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        assert len(walk(run, given)) == LENGTH
+
+
+def test_none_is_not_the_end_of_a_pass() -> None:
+    x, y = loop.data(12).tensors
+    run = begin()
+    with pytest.raises(Refused, match="got a smaller one before the last"):
+        walk(run, iter([(x[:3], y[:3]), None, (x[3:7], y[3:7])]))
+    assert run.progress.step == 0
 
 
 def test_the_certificate_says_what_a_pass_is() -> None:

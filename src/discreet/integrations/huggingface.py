@@ -89,6 +89,7 @@ class PrivateTraining:
         self.private: discreet.Private | None = None
         self._average, self._data, self._streams, self._unit = average, data, streams, unit
         self._resume: Path | None = None
+        self._made: bytes | None = None  # the ledger as this trainer made it, without charges
         self._is_releasing = False  # while records are in hand
         self._movement: Movement | None = None
 
@@ -198,6 +199,7 @@ class PrivateTraining:
             resume=None if self._resume is None else self._resume / STATE,
             unit=self._unit,
         )
+        self._made = self.ledger.read_bytes() if self._resume is None else None
         # Steps that were charged after the checkpoint are lost: the schedule goes on behind them.
         lost = self.private.progress.step - me.state.global_step
         for _ in range(lost):
@@ -207,10 +209,20 @@ class PrivateTraining:
         return self.private
 
     def _close(self) -> None:
-        if self.private is not None:
+        """End the private run. If it has charged nothing, its ledger is removed, and it may begin again.
+
+        Another run may have put its own ledger in this place. Every ledger has an identity in its first line, so a file
+        with other bytes is another one, or has charges.
+        """
+        if self.private is None:
+            return
+        if self.private.ledger.length:
             self.private.close()
-            if self.private.ledger.length == 0:  # nothing was charged: the run may begin again
-                self.ledger.unlink(missing_ok=True)
+            return
+        if self._made is not None and self.ledger.is_file() and self.ledger.read_bytes() == self._made:
+            self.ledger.unlink()  # before it is closed: until then no other run can write to it
+        self.private.close()
+        self.private = self._made = None
 
     def _clip_grad_norm(self, model: Any) -> None:
         """Do nothing: every record is clipped already."""

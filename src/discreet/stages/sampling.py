@@ -266,7 +266,8 @@ class OwnLoader(Sampling):
     of noise alone, charged as all others. All batches of a pass have the plan's size, up to the last one.
 
     Assumes that the order of the records is secret or does not depend on them, and that a record occurs at most once
-    in a batch; under add/remove exactly once in a pass (docs/proofs/Unamplified.md).
+    in a batch; under add/remove exactly once in a pass (docs/proofs/Unamplified.md). The order of `shuffle=True` is
+    drawn in secret, whatever seed the program has set; with `generator=` of your own its seed has to be secret.
     """
 
     relations: ClassVar[tuple[Neighbouring, ...]] = tuple(Neighbouring)

@@ -1,15 +1,19 @@
 """The steps of a run that batches of the user's own loader belong to."""
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any, Final, final
 
-from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from discreet.accounting.events import Free
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
 from discreet.core.relation import Neighbouring
+from discreet.core.secret_draws import SecretDraws
 from discreet.stages.participation import FixedOrder, OnePass, Reshuffled
 from discreet.stages.plan import Plan
 from discreet.stages.sampling import Horizon, OwnLoader
@@ -19,6 +23,7 @@ from discreet.training.noise_keys import NoiseKeys
 from discreet.training.step import RunState
 
 _ONE_PASS: Final = "give one pass over the loader, from its beginning, to each call of private.over"
+_END: Final = object()  # a batch may be None
 _OR_REPLACE_ONE: Final = "or protect with relation=discreet.Neighbouring.REPLACE_ONE"
 
 
@@ -31,33 +36,40 @@ class Passes:
     FixedOrder  batch i of a pass is released at step i of an epoch or not at all
     Reshuffled  the batches of a pass are released in one epoch
     OnePass     a process makes one pass
+
+    What the loader draws from the global generators is secret, its order too, but for FixedOrder (`_walk`).
     """
 
-    def __init__(self, plan: Plan, state: RunState, ledger: Ledger, keys: NoiseKeys | None) -> None:
-        self._plan, self._state, self._ledger, self._keys = plan, state, ledger, keys
+    def __init__(self, plan: Plan, state: RunState, ledger: Ledger, keys: NoiseKeys | None, draws: SecretDraws) -> None:
+        self._plan, self._state, self._ledger, self._keys, self._draws = plan, state, ledger, keys, draws
         self._begun = False
         self._read: Any = None  # the iterator of the last pass
 
     def of(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches of a pass that are due; None for a step of noise alone."""
-        check_loader(batches)
+        source = without_bar(batches)
+        check_loader(source)
         sampling, keys = self._plan.sampling, self._keys
         if isinstance(sampling, OwnLoader) and self._plan.relation is Neighbouring.ADD_REMOVE:
-            self._check_begins(batches)
-            yield from aligned(batches, self._plan.horizon, self._state.step)
+            check_order(source)
+            check_keeps_the_rest(source)
+            ahead = self._walk(batches, source, is_new=True)
+            yield from aligned(ahead, self._plan.horizon, self._state.step, has_end=_has_end(source))
             return
         if isinstance(sampling, OnePass):
             remedy = "give all batches to one call of private.over; for several passes use Reshuffled or FixedOrder"
             check.require(not self._begun, "one pass over a stream", "another call of over", remedy)
             self._begun = True
         if not isinstance(sampling, FixedOrder | Reshuffled):
-            yield from batches
+            yield from self._walk(batches, source)
             return
         length = self._plan.horizon.steps_per_epoch
         if isinstance(sampling, Reshuffled):
             self._finish_epoch()
         start, records = self._state.step % length, 0
-        for place, batch in enumerate(batches):
+        # A fixed order may be one that the user's seed fixes, so it is left as it is.
+        given = self._walk(batches, source) if isinstance(sampling, Reshuffled) else batches
+        for place, batch in enumerate(given):
             expected = f"at most {length} batches a pass, which are one epoch"
             check.require(place < length, expected, "more batches", _ONE_PASS)
             records += records_in(batch)
@@ -70,11 +82,45 @@ class Passes:
                 yield batch
         self._finish_epoch()
 
-    def _check_begins(self, batches: Iterable[Any]) -> None:
-        """Refuse an iterator that goes on where the last pass ended."""
+    def _walk(self, batches: Iterable[Any], source: Any, *, is_new: bool = False) -> Iterator[Any]:
+        """The batches, while the global generators are keyed in secret: the order of `shuffle=True` is drawn from them.
+
+        A generator of the loader's own is the user's word. With `is_new`, one that goes on where the last pass ended is
+        refused.
+        """
+        with self._keyed(source):
+            ahead = iter(batches)
+        if is_new:
+            self._check_begins(source, ahead)
+        while True:
+            with self._keyed(source):
+                batch = next(ahead, _END)
+            if batch is _END:
+                return
+            yield batch
+
+    @contextmanager
+    def _keyed(self, source: Any) -> Iterator[None]:
+        """Key the generators. RandomSampler would take 32 bits of them as its seed, so it draws from torch's itself."""
+        shuffled = [one for one in _samplers(source) if isinstance(one, RandomSampler) and one.generator is None]
+        with self._draws.keyed():
+            try:
+                for sampler in shuffled:
+                    sampler.generator = torch.default_generator
+                yield
+            finally:
+                for sampler in shuffled:
+                    sampler.generator = None
+
+    def _check_begins(self, source: Any, ahead: Iterator[Any]) -> None:
+        """Refuse an iterator that the last pass has read."""
+        if isinstance(source, DataLoader | Sequence):  # they begin anew; one with persistent workers keeps its iterator
+            self._read = None
+            return
+        read = source if isinstance(source, Iterator) else ahead
         got, remedy = "an iterator that the last call has read", f"pass the loader itself; {_OR_REPLACE_ONE}"
-        check.require(batches is not self._read, "a pass from its beginning", got, remedy)
-        self._read = batches if isinstance(batches, Iterator) and not _has_end(batches) else None
+        check.require(read is not self._read, "a pass from its beginning", got, remedy)
+        self._read = read
 
     def _finish_epoch(self) -> None:
         """Leave out the rest of an epoch that has begun: after a short pass, or one that a crash interrupted.
@@ -95,16 +141,17 @@ def check_is_own(plan: Plan) -> None:
     check.require(is_own, "a plan for your own loader, such as sampling=discreet.OwnLoader()", got, remedy)
 
 
-def aligned(batches: Iterable[Any], horizon: Horizon, step: int) -> Iterator[Any]:
+def aligned(ahead: Iterator[Any], horizon: Horizon, step: int, *, has_end: bool) -> Iterator[Any]:
     """What the rest of the epoch of `step` releases in a pass of unknown order: its batches, None where it has none.
 
     Guarantee: step i of an epoch releases batch i of a pass or nothing, and all batches of a pass have the plan's size
     up to the last one, which has what is left. So one record less exchanges at most one record in each batch. A pass
     with more or fewer batches than another moves none of them to another step (docs/proofs/Unamplified.md).
+
+    ahead    one pass, from its beginning
+    has_end  whether it is known to end, so that batches beyond the epoch are left out unread
     """
-    check_keeps_the_rest(batches)
     length, size, place = horizon.steps_per_epoch, horizon.size.batch, 0
-    ahead, has_end = iter(batches), _has_end(batches)
     for place, batch in enumerate(islice(ahead, length), 1):
         records = records_in(batch)
         remedy = f"build the plan with the batch size of the loader, or draw from the dataset; {_OR_REPLACE_ONE}"
@@ -118,38 +165,97 @@ def aligned(batches: Iterable[Any], horizon: Horizon, step: int) -> Iterator[Any
             check.require(_is_over(ahead), expected, "one that goes on", f"{_ONE_PASS}; {_OR_REPLACE_ONE}")
         if place > step % length:  # the earlier ones have been used, or were left out by a crash
             yield batch
+        if records < size:
+            break  # it was the last one
     yield from [None] * (length - max(place, step % length))
 
 
-def _has_end(batches: Any) -> bool:
-    """Whether what gives batches knows how many there are: then it is one pass, and ends."""
+def without_bar(batches: Any) -> Any:
+    """What a progress bar of tqdm shows; others as they are. The bar has a length that the user chose."""
+    while any(kind.__module__.partition(".")[0] == "tqdm" for kind in type(batches).__mro__):
+        inside = getattr(batches, "iterable", None)
+        if inside is None:
+            break
+        batches = inside
+    return batches
+
+
+def _has_end(source: Any) -> bool:
+    """Whether what gives batches knows how many there are: then it is one pass, and ends.
+
+    The length of an iterator is no such number: it may be a part of what the iterator gives.
+    """
+    if isinstance(source, Iterator):
+        return False
     try:
-        return len(batches) >= 0
+        return len(source) >= 0
     except TypeError:
         return False
 
 
 def _is_over(ahead: Iterator[Any]) -> bool:
-    return next(ahead, None) is None
+    return next(ahead, _END) is _END
 
 
-def check_keeps_the_rest(batches: Iterable[Any]) -> None:
+def _samplers(source: Any) -> list[Any]:
+    """What chooses the records of a DataLoader of PyTorch: its samplers, and those inside of PyTorch's BatchSampler."""
+    found: list[Any] = [source.sampler, source.batch_sampler] if isinstance(source, DataLoader) else []
+    for sampler in found:  # which grows
+        inside = getattr(sampler, "sampler", None) if isinstance(sampler, BatchSampler) else None
+        if inside is not None and all(inside is not one for one in found):
+            found.append(inside)
+    return found
+
+
+def check_keeps_the_rest(source: Any) -> None:
     """Refuse a DataLoader of PyTorch that drops a last batch which is not full.
 
     One record less would then take a whole batch away.
     """
-    if isinstance(batches, DataLoader):
-        drops = batches.drop_last or getattr(batches.batch_sampler, "drop_last", False)
-        remedy = f"use drop_last=False: the last batch of a pass may be smaller; {_OR_REPLACE_ONE}"
-        check.require(not drops, "a loader that gives all records of a pass", "drop_last=True", remedy)
+    drops = any(getattr(one, "drop_last", False) for one in (source, *_samplers(source)))
+    remedy = f"use drop_last=False: the last batch of a pass may be smaller; {_OR_REPLACE_ONE}"
+    is_kept = not (isinstance(source, DataLoader) and drops)
+    check.require(is_kept, "a loader that gives all records of a pass", "drop_last=True", remedy)
 
 
-def check_loader(batches: Iterable[Any]) -> None:
-    """Refuse a DataLoader of PyTorch whose sampler gives a record more than once a pass."""
-    sampler = batches.sampler if isinstance(batches, DataLoader) else None
-    repeats = isinstance(sampler, WeightedRandomSampler) and sampler.replacement
-    if isinstance(sampler, RandomSampler):
-        repeats = sampler.replacement or sampler.num_samples > len(sampler.data_source)
-    remedy = "use shuffle=True, or draw from the dataset: sampling=discreet.Poisson()"
-    got = f"{type(sampler).__name__}, which draws records again"
-    check.require(not repeats, "a loader that gives each record at most once a pass", got, remedy)
+def check_order(source: Any) -> None:
+    """Refuse DistributedSampler, whose permutation comes from a public seed.
+
+    That and its padding follow the number of records, so one record less moves all others.
+    """
+    is_public = any(isinstance(one, DistributedSampler) for one in _samplers(source))
+    expected = "a loader whose order does not change with the number of records"
+    remedy = f"draw from the dataset, which all processes share: sampling=discreet.Poisson(); {_OR_REPLACE_ONE}"
+    check.require(not is_public, expected, "DistributedSampler", remedy)
+
+
+def check_loader(source: Any) -> None:
+    """Refuse a DataLoader of PyTorch whose sampler gives a record more than once a pass.
+
+    Seen are PyTorch's own samplers and plain sequences of indices; others are the user's word.
+    """
+    for sampler in _samplers(source):
+        repeats = _has_twice(sampler, is_batches=sampler is source.batch_sampler)
+        if isinstance(sampler, RandomSampler):
+            repeats = sampler.replacement or sampler.num_samples > len(sampler.data_source)
+        elif isinstance(sampler, WeightedRandomSampler):
+            repeats = sampler.replacement
+        remedy = "use shuffle=True, or draw from the dataset: sampling=discreet.Poisson()"
+        got = f"{type(sampler).__name__}, which draws records again"
+        check.require(not repeats, "a loader that gives each record at most once a pass", got, remedy)
+
+
+def _has_twice(sampler: Any, *, is_batches: bool) -> bool:
+    """Whether a plain sequence of indices, or of batches of them, has an index twice."""
+    given = _plain(sampler)
+    if not isinstance(given, list | tuple):
+        return False
+    parts = [_plain(one) for one in given]
+    if is_batches or all(isinstance(one, list) for one in parts):  # without batch_size a sampler may give batches
+        parts = [_plain(one) for one in chain.from_iterable(part for part in parts if isinstance(part, list | tuple))]
+    indices = [one for one in parts if isinstance(one, Hashable)]
+    return len(set(indices)) < len(indices)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value

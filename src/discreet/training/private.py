@@ -175,7 +175,7 @@ class Private:
         self._keys = recalled(self.plan, ledger, begun, self.progress, self.streams, self._engine.layout.size)
         if self._keys is not None:
             self._sampler.stream = self._keys.sampling
-        self._passes = Passes(self.plan, self.progress, begun, self._keys)
+        self._passes = Passes(self.plan, self.progress, begun, self._keys, self._draws)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the micro-batches of all remaining steps, on the device. Rehearsals come first (`is_rehearsal`)."""
