@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from discreet.engine.proof import call_forms, verdicts
-from discreet.engine.proof.call_forms import Reading, provable, provable_small
+from discreet.engine.proof.call_forms import Opaque, Reading, provable, provable_small
 from discreet.engine.proof.call_proof import prove
 from discreet.engine.proof.generic_values import separating
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage, Origin
@@ -72,6 +73,12 @@ def read(func: Any, args: Any, kwargs: Any) -> Reading:
 
     reading.read_call(args, kwargs, find)
     return reading
+
+
+@pytest.mark.parametrize("number", [np.longdouble(2), np.clongdouble(2)], ids=lambda one: type(one).__name__)
+def test_numbers_that_python_does_not_have_are_opaque(number: Any) -> None:
+    """`item` returns the number itself, so it was read without end."""
+    assert read(torch.mul, (x(3), number), {}).opaque is Opaque.OTHER
 
 
 @pytest.mark.parametrize("make", SPATIAL.values(), ids=SPATIAL)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import array
+import contextvars
 import functools
+import importlib
 import itertools
 import sys
+import types
+import weakref
+from abc import ABC
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import loop
 from discreet.core.check import Refused
-from discreet.engine.records_held import tensors_held_by
+from discreet.engine.records_held import KnownMemory, tensors_held_by
 
 
 class Slots:
@@ -114,6 +119,89 @@ def _loader(held: Any) -> Any:
     return DataLoader(TensorDataset(held), batch_size=2)
 
 
+STORE = types.ModuleType("store_of_records")
+INNER = types.ModuleType("store_of_records.inner")
+STORE.inner = INNER  # type: ignore[attr-defined]
+KEPT: list[Any] = []
+
+
+class Holder(nn.Module):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Identity())
+        self.inner[0].register_buffer("rows", held)
+
+
+class Attribute(nn.Module):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.rows = [held]
+
+
+def _in_store(held: Any) -> Any:
+    STORE.rows, STORE.public = held, UNRELATED  # type: ignore[attr-defined]
+    INNER.rows, INNER.public = held, UNRELATED  # type: ignore[attr-defined]
+    sys.modules.update({"store_of_records": STORE, "store_of_records.inner": INNER})
+    return STORE
+
+
+def _module_of_closure(held: Any) -> Any:
+    store = _in_store(held)
+    return lambda index: store.rows[index]
+
+
+def _module_of_global(held: Any) -> Any:
+    _in_store(held)
+    return Box(lambda index: STORE.inner.rows[index])
+
+
+def _imports(held: Any) -> Any:
+    _in_store(held)
+
+    def row(index: int) -> Any:
+        import store_of_records  # type: ignore[import-not-found]
+
+        return store_of_records.rows[index]
+
+    return row
+
+
+def _imports_inner(held: Any) -> Any:
+    _in_store(held)
+
+    def row(index: int) -> Any:
+        import store_of_records.inner as inner  # type: ignore[import-not-found]
+
+        return (lambda: inner.rows[index])()
+
+    return row
+
+
+def _imports_a_name(held: Any) -> Any:
+    _in_store(held)
+
+    def row(index: int) -> Any:
+        from store_of_records.inner import missing, rows  # type: ignore[import-not-found]
+
+        return rows[index] + missing
+
+    return row
+
+
+def _in_context(held: Any) -> Any:
+    variable = contextvars.ContextVar[Any]("rows")
+    variable.set(held)
+    return lambda index: variable.get()[index]
+
+
+def _weakly(refer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def made(held: Any) -> Any:
+        KEPT[:] = [held]
+        return Box(refer(held))
+
+    return made
+
+
 WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "subsets": lambda t: Subset(Subset(Subset(TensorDataset(t), range(3)), range(3)), range(2)),
     "concatenated": lambda t: ConcatDataset([Subset(TensorDataset(t), range(2)), TensorDataset(torch.zeros(1))]),
@@ -141,9 +229,24 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "enumerate": lambda t: enumerate(_loader(t)),
     "chain": lambda t: itertools.chain(_loader(t), _loader(t)),
     "cycle of C": lambda t: itertools.cycle(iter([t])),
+    "module, closed over": _module_of_closure,
+    "module inside a module": _module_of_global,
+    "import": _imports,
+    "import as": _imports_inner,
+    "import of a name": _imports_a_name,
+    "nn.Module": lambda t: Box(Holder(t)),
+    "attribute of an nn.Module": Attribute,
+    "script": lambda t: torch.jit.script(Holder(t)),
+    "weak reference": _weakly(weakref.ref),
+    "proxy": _weakly(weakref.proxy),
+    "weak set": _weakly(lambda t: weakref.WeakSet([t])),
+    "context": _in_context,
+    "storage": lambda t: Box(t.untyped_storage()),
+    "memory": lambda t: Box(memoryview(t.numpy())[::2]),
 }
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_tensors_are_found_at_any_depth(name: str) -> None:
     tensor, other = torch.ones(3, 2), torch.ones(3, 2)
@@ -162,6 +265,69 @@ def test_tensors_in_the_memory_of_an_array_are_found() -> None:
         assert not any(one is part or one is other for one in found)
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+@pytest.mark.parametrize(
+    "make", [bytes, bytearray, lambda raw: array.array("f", raw)], ids=["bytes", "bytearray", "array"]
+)
+def test_tensors_in_the_memory_of_a_buffer_are_found(make: Callable[[bytes], Any]) -> None:
+    held, other = (make(np.ones(50, dtype=np.float32).tobytes()) for _ in range(2))
+    tensors = [torch.frombuffer(one, dtype=torch.float32) for one in (held, other)]
+    found = tensors_held_by(Box([held]), tensors)
+    assert [one is tensors[0] for one in found] == [True]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "globals()['rows'][index]",
+        "eval('rows')[index]",
+        "sys.modules['store_of_records'].rows",
+        "sys.modules.get('store_of_records').rows",
+        "importlib.import_module('store_of_records').rows",
+        "__import__('store_of_records').rows",
+        "eval('store.rows')",
+        "getattr(store, 'rows')",
+        "vars(store)['rows']",
+    ],
+)
+def test_names_that_are_text(row: str) -> None:
+    tensor, other = torch.ones(3, 2), torch.ones(3, 2)
+    scope = {"sys": sys, "importlib": importlib, "store": _in_store(tensor), "torch": torch, "np": np}
+    if "store" not in row:
+        scope["rows"] = tensor
+    found = tensors_held_by(Box(eval(f"lambda index: {row}", scope)), [tensor, other])
+    assert any(one is tensor for one in found)
+    assert not any(one is other for one in found)
+
+
+class Abstract(ABC):  # noqa: B024
+    def __getitem__(self, index: int) -> Any:
+        return vars(self), locals(), self.eval(), np.float32(STORE.inner.rows[index]), STORE.rows.sum()  # type: ignore[attr-defined]
+
+
+class Compared:
+    def reads(self) -> Any:
+        return UNRELATED
+
+
+def test_what_stands_beside_what_the_code_names_stays_public() -> None:
+    """In a module that it reads other names of, in the model that is trained, and in classes that Python refers to."""
+    _in_store(torch.ones(3))
+    assert not isinstance(Compared(), Abstract)
+    model = nn.Sequential(nn.Linear(2, 2), Attribute(torch.ones(2)))
+    data: Any = Abstract()
+    data.model, data.part = model, Box(model[1])
+    private = tensors_held_by(data, [], model)
+    assert any(one is STORE.rows for one in private)
+    public = [UNRELATED, model[0].weight, model[1].rows[0]]
+    assert not any(one is other for one in private for other in public)
+
+
+def test_what_the_engine_refers_to_is_not_the_datas() -> None:
+    tensor = torch.ones(3)
+    assert not tensors_held_by([KnownMemory([tensor])], [tensor])
+
+
 class FromArrays(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, x: np.ndarray[Any, Any], y: Tensor) -> None:
         self.x, self.y = x, y
@@ -173,13 +339,6 @@ class FromArrays(Dataset[tuple[Tensor, Tensor]]):
         return torch.from_numpy(self.x[index]), self.y[index]
 
 
-def train_with(data: Any, scaled: Callable[[Tensor], Tensor], **options: Any) -> int:
-    run = loop.private(dataset=data, **options)
-    for rows, labels in run:
-        run.step(F.cross_entropy(run.model(scaled(rows)), labels, reduction="none"))
-    return run.updates
-
-
 @pytest.mark.parametrize("by_array", [False, True])
 def test_the_whole_data_in_the_losses_is_refused(by_array: bool) -> None:
     x, y = loop.data().tensors
@@ -188,38 +347,37 @@ def test_the_whole_data_in_the_losses_is_refused(by_array: bool) -> None:
     data = Subset(Subset(Subset(inner, everything), everything), everything)
     table = torch.from_numpy(x.numpy()) if by_array else x
     with pytest.raises(Refused, match="each record stands alone"):
-        train_with(data, lambda rows: rows / table.abs().max())
+        loop.train_with(data, lambda rows: rows / table.abs().max())
 
 
 def test_tensors_beside_the_data_stay_public() -> None:
     x, y = loop.data().tensors
     scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
     data = Subset(Subset(TensorDataset(x, y), range(60)), range(60))
-    assert train_with(data, lambda rows: rows / scale) == loop.STEPS
+    assert loop.train_with(data, lambda rows: rows / scale) == loop.STEPS
 
 
-class FromOutOfSight(Dataset[tuple[Tensor, Tensor]]):
-    """Its records are views of tensors that nothing in its code names."""
+class Settings(Dataset[tuple[Tensor, Tensor]]):
+    """Reads a module of settings in which public tensors are, and the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.data = model, loop.data()
 
     def __len__(self) -> int:
         return loop.RECORDS
 
-    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        return vars(sys.modules[__name__])["HIDDEN"][index], loop.data()[index][1]
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        rows, labels = self.data[index]
+        return rows.clone() * STORE.factor + torch.zeros(4) * np.pi, labels  # type: ignore[attr-defined]
 
 
-HIDDEN: Any = None
-
-
-@pytest.mark.parametrize("by_array", [False, True])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_a_record_is_a_view_of_is_not_public(
-    by_array: bool, num_workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = loop.data().tensors[0].clone()
-    monkeypatch.setattr(f"{__name__}.HIDDEN", table.numpy() if by_array else table)
+def test_public_tensors_of_a_module_of_settings_stay_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    scale, model = torch.tensor([1.0, 2.0, 3.0, 4.0]), loop.model()
+    monkeypatch.setattr(STORE, "factor", torch.tensor(1.0), raising=False)
+    monkeypatch.setattr(STORE, "scale", scale, raising=False)
+    assert loop.train_with(Settings(model), lambda rows: rows / scale, net=model) == loop.STEPS
     with pytest.raises(Refused, match="each record stands alone"):
-        train_with(FromOutOfSight(), lambda rows: rows - table.mean(0), num_workers=num_workers)
+        loop.train_with(Settings(model), lambda rows: rows * STORE.factor)  # type: ignore[attr-defined]
 
 
 def test_globals_that_the_dataset_does_not_read_stay_public() -> None:
@@ -236,6 +394,6 @@ def test_globals_that_the_dataset_does_not_read_stay_public() -> None:
         def __getitem__(self, index: int) -> Any:
             return super().__getitem__(index)[0], labels[index]
 
-    assert train_with(Labelled(), lambda rows: rows - UNRELATED) == loop.STEPS
+    assert loop.train_with(Labelled(), lambda rows: rows - UNRELATED) == loop.STEPS
     with pytest.raises(Refused, match="each record stands alone"):
-        train_with(Labelled(), lambda rows: rows - TABLE.mean(0))
+        loop.train_with(Labelled(), lambda rows: rows - TABLE.mean(0))

@@ -107,7 +107,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         self._surroundings.check_alone()
         if not self.table.has_begun:
             live = live_tensors()
-            self.table.begin(live, tensors_held_by(private, live))
+            self.table.begin(live, tensors_held_by(private, live, self.table.model))
             self._memory = KnownMemory(live)
 
     def note_record(self, record: Any) -> None:

@@ -1,50 +1,61 @@
 """Which tensors hold the records of a dataset, so that they do not count as public in the training loop."""
 
 import bisect
-import dis
-import functools
+import contextvars
 import gc
 import itertools
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType, TracebackType
+from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType, TracebackType
 from typing import Any, Final, final
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
+from discreet.engine.named_by_code import contents_of, is_installed, named_by
 from discreet.engine.proof.lineage import addresses_of, has_memory, live_tensors, version_of
+from discreet.engine.support import modules_in
 
 _MOST: Final = 500_000  # objects that are looked at
 _PLAIN: Final = (
-    *(str, bytes, int, float, complex, type(None), range, nn.Module),
-    *(ModuleType, CodeType, FrameType, TracebackType),  # all that a program has hangs on these
+    *(str, int, float, complex, type(None), range, np.number, np.bool_),
+    *(CodeType, FrameType, TracebackType),  # all that a program has hangs on these
 )
+_OWN: Final = "discreet.engine"  # refers to all tensors there are
 
 
-def tensors_held_by(data: Any, live: Iterable[Tensor] = ()) -> list[Tensor]:
+def tensors_held_by(data: Any, live: Iterable[Tensor] = (), model: nn.Module | None = None) -> list[Tensor]:
     """The tensors that a dataset, or whatever gives batches, holds at any depth, and those of `live` in their memory.
 
-    Tensors that share the memory of a NumPy array of the dataset are among the latter.
+    Tensors that share the memory of a NumPy array, or of another buffer, of the dataset are among the latter.
+
+    model  the one that is trained; what it holds is not the dataset's, also if the dataset holds the model
     """
     held: list[Tensor] = []
     memory: list[tuple[int, int]] = []
-    ahead, seen = deque([data]), set[int]()
+    ahead, no_buffers = deque([data]), set[type]()
+    seen: dict[int, Any] = {}  # kept, as the place of an object that is gone may be another's
+    apart = set(map(id, modules_in(model))) if model is not None else set()
     while ahead and len(seen) < _MOST:
-        one = ahead.popleft()
-        if id(one) in seen or isinstance(one, _PLAIN):
+        one = _referent(ahead.popleft())
+        kind = type(one)
+        if id(one) in seen or id(one) in apart or issubclass(kind, _PLAIN) or str(kind.__module__).startswith(_OWN):
             continue
-        seen.add(id(one))
+        if kind not in no_buffers and len(memory) < 2 * _MOST:
+            memory += _memory_of_buffer(one, no_buffers)
+        if kind is bytes:
+            continue  # does not count: there may be one for each record
+        seen[id(one)] = one
+        if isinstance(one, torch.UntypedStorage):
+            one = torch.empty(0, dtype=torch.uint8, device=one.device).set_(one)
         if isinstance(one, Tensor):
             held.append(one)
             memory += _memory(one)
             continue
-        if isinstance(one, np.ndarray):
-            memory += _memory_of_array(one)
-        ahead += (part for part in _parts(one) if not isinstance(part, _PLAIN))
+        ahead += (part for part in _parts(one) if not issubclass(type(part), _PLAIN))
     return held + _inside(memory, live)
 
 
@@ -61,6 +72,19 @@ def changed_tensors(tell: Callable[[Tensor], None]) -> Iterator[None]:
                 tell(tensor)
 
 
+def _referent(one: Any) -> Any:
+    """What a weak reference or a context variable stands for; other objects stand for themselves."""
+    try:
+        while type(one) in weakref.ProxyTypes:
+            one = one.__dir__.__self__
+    except (ReferenceError, AttributeError):
+        return None
+    if isinstance(one, weakref.ref):
+        one = one()
+        return None if isinstance(one, type) else one  # abstract classes note so all that they were compared with
+    return one.get(None) if isinstance(one, contextvars.ContextVar) else one
+
+
 def _parts(one: Any) -> Iterator[Any]:
     """What an object holds, and what the code that it runs names: a record can come from any of these.
 
@@ -70,41 +94,39 @@ def _parts(one: Any) -> Iterator[Any]:
     if isinstance(one, np.ndarray):
         yield from one.flat if one.dtype == object else ()
     elif isinstance(one, FunctionType):
-        yield from (one.__closure__, one.__defaults__, one.__kwdefaults__, one.__dict__)
-        yield from _named(one.__code__, one.__globals__, one.__module__)
+        outer = dict(zip(one.__code__.co_freevars, map(_in_cell, one.__closure__ or ()), strict=True))
+        yield from (one.__defaults__, one.__kwdefaults__, one.__dict__)
+        yield from _variables(outer, one.__code__, one.__globals__)
     elif isinstance(one, GeneratorType):
         if one.gi_frame is not None:
-            yield from one.gi_frame.f_locals.values()
-            yield from _named(one.gi_code, one.gi_frame.f_globals, one.gi_frame.f_globals.get("__name__"))
+            yield from _variables(one.gi_frame.f_locals, one.gi_code, one.gi_frame.f_globals)
     elif isinstance(one, type):
-        if not _is_installed(one.__module__):
+        if not is_installed(one.__module__):
             yield from (*vars(one).values(), *one.__bases__)
         return
+    elif isinstance(one, ModuleType):
+        yield from contents_of(one)
     else:
         if isinstance(one, Mapping):
             yield from list(one.values())  # those of a class of its own may be made when they are asked for
+        elif isinstance(one, torch.jit.ScriptModule):
+            yield from (*one.parameters(), *one.buffers())  # are not objects of Python
         yield from gc.get_referents(one)  # items, attributes, slots, and what iterators of C go over
     yield type(one)
 
 
-def _named(code: CodeType, names: Mapping[str, Any], module: str | None) -> Iterator[Any]:
-    """The global names that the user's code reads, also in functions inside it."""
-    if _is_installed(module):
-        return
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield names.get(step.argval)
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _named(inner, names, module)
+def _variables(variables: Mapping[str, Any], code: CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
+    """The variables that code was given, and what it names; of modules among them, what it reads."""
+    modules = {name: value for name, value in variables.items() if isinstance(value, ModuleType)}
+    yield from (value for name, value in variables.items() if name not in modules)
+    yield from named_by(code, names, modules)
 
 
-@functools.cache
-def _is_installed(module: str | None) -> bool:
-    """Whether a module belongs to Python or to an installed package, whose globals hold no records."""
-    top = (module or "").partition(".")[0]
-    file = getattr(sys.modules.get(top), "__file__", None) or ""
-    return top in sys.stdlib_module_names or top == "discreet" or "site-packages" in file or "dist-packages" in file
+def _in_cell(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # is not set yet
+        return None
 
 
 @final
@@ -141,7 +163,7 @@ def _memories_in(record: Any) -> Iterator[tuple[int, int]]:
     elif isinstance(record, (tuple, list)):
         for part in record:
             yield from _memories_in(part)
-    elif hasattr(record, "__dict__") and not isinstance(record, _PLAIN):
+    elif hasattr(record, "__dict__") and not isinstance(record, (*_PLAIN, ModuleType, nn.Module)):
         yield from _memories_in(vars(record))
 
 
@@ -151,6 +173,19 @@ def _memory(tensor: Tensor) -> list[tuple[int, int]]:
         return []
     start, stop = addresses_of(tensor)
     return [(start, stop)] if stop > start else []
+
+
+def _memory_of_buffer(one: Any, no_buffers: set[type]) -> list[tuple[int, int]]:
+    """The addresses of an array of NumPy, or of anything else whose memory Python can show: bytes, `array`, `mmap`."""
+    if isinstance(one, np.ndarray):
+        return _memory_of_array(one)
+    try:
+        return _memory_of_array(np.asarray(memoryview(one)))
+    except TypeError:
+        no_buffers.add(type(one))
+    except (ValueError, BufferError):
+        pass  # it was let go of
+    return []
 
 
 def _memory_of_array(array: np.ndarray[Any, Any]) -> list[tuple[int, int]]:

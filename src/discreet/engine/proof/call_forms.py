@@ -31,7 +31,10 @@ PLAIN: Final = frozenset([type(None), str, torch.dtype, torch.device, type(...),
 
 
 _SHOWN: Final = frozenset([range, complex, type, type(torch.FloatTensor)])
-_NUMPY_NUMBERS: Final = frozenset(kind for kind in np.sctypeDict.values() if issubclass(kind, (np.number, np.bool_)))
+_NO_PYTHON: Final = (np.longdouble, np.clongdouble)  # Python has no such number: their `item` may be themselves
+_NUMPY_NUMBERS: Final = frozenset(
+    kind for kind in np.sctypeDict.values() if issubclass(kind, (np.number, np.bool_)) and kind not in _NO_PYTHON
+)
 
 
 class Opaque(enum.Enum):

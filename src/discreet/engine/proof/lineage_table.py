@@ -67,7 +67,7 @@ class LineageTable:
     """The lineage of every tensor in one step."""
 
     def __init__(self, model: nn.Module, with_backward: NoteBackward, wholes: Sequence[Tensor] = ()) -> None:
-        self._model, self._with_backward = model, with_backward
+        self.model, self._with_backward = model, with_backward
         self._wholes = wholes  # the gathered parameters of a sharded model
         self._existing: ExistingTensors | None = None
         self.held: dict[int, HeldTensor] = {}  # parameters and buffers
@@ -97,7 +97,7 @@ class LineageTable:
         self._existing = ExistingTensors([one for one in live if id(one) not in held], [*private, *withheld])
 
     def _of_the_model(self) -> list[Tensor]:
-        return [*tensors_of(modules_in(self._model)), *self._wholes]
+        return [*tensors_of(modules_in(self.model)), *self._wholes]
 
     def withhold(self, tensor: Tensor) -> None:
         """This tensor may hold records, although it exists before the first batch."""
