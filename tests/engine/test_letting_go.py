@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from discreet.core.check import Refused
 from discreet.core.world import World
@@ -221,3 +222,39 @@ def test_the_self_check_holds_one_gradient_at_a_time(monkeypatch: pytest.MonkeyP
     engine.script((records(),), {}, RECORDS)
     assert len(seen) == 3 * len(engine.layout.names)
     assert most[0] <= 2
+
+
+def test_checkpointed_regions_leave_nothing_behind() -> None:
+    """Torch holds the input of a region in a graph, which the garbage collector cannot look into."""
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+            self.inputs: list[weakref.ref[Tensor]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = x + 1
+                self.inputs.append(weakref.ref(x))
+                x = checkpoint(lambda h, own=block: h + own(h).tanh(), x, use_reentrant=False)
+            return x.mean(1)
+
+    model, x = Stack(), records()
+    engine = Engine(model)
+    engine.script((x,), {}, RECORDS)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            model.inputs.clear()
+            engine.begin(RECORDS)
+            engine.follow((x,), RECORDS)
+            engine.backward(model(x).square().sum(1))
+            norms = engine.norms()
+            engine.add_weighted((1 / norms).unsqueeze(0), engine.zeros(), is_last=True)
+            engine.discard()
+            assert len(model.inputs) == 3
+            assert [one() for one in model.inputs] == [None] * 3
+    finally:
+        gc.enable()
