@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import resource
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -32,7 +35,7 @@ RECORDS, WIDTH = 6, 13
 
 @pytest.fixture(autouse=True)
 def small_sums_are_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_LARGE", 0)
+    monkeypatch.setattr(room, "_LARGE", 1)  # byte
 
 
 def network() -> nn.Module:
@@ -175,6 +178,46 @@ def test_lazy_zeros_take_memory_where_they_are_written_to() -> None:
     assert used() - before < total.nbytes // 4
     total[0] += 1
     assert total.nbytes // 2 <= used() - before + (16 << 20) < total.nbytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are counted on Linux")
+def test_lazy_zeros_write_to_no_memory_that_was_freed() -> None:
+    """The allocator clears what it hands out again: with activations freed before, calloc would write to all of it."""
+    program = """
+import torch
+from pathlib import Path
+from discreet.core.peak_memory import give_back
+from discreet.engine.lazy_zeros import lazy_zeros
+
+def used():
+    give_back()
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+pieces = [torch.ones(1 << 18) for _ in range(2)]
+torch.ones(7 << 20)  # freed: from here on the allocator keeps pieces of this size
+pieces += [torch.ones(1 << 18) for _ in range(200)]
+last = torch.ones(1 << 18)  # below the top of the heap
+del pieces
+before = used()
+total = lazy_zeros(1 << 25, dtype=torch.float32, device=torch.device("cpu"))
+print(used() - before, bool(total.any()))
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert int(found[0]) * resource.getpagesize() < 16 << 20
+    assert found[1] == "False"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked on Unix")
+def test_a_forked_process_shares_no_sums() -> None:
+    total = room.lazy_zeros(2, 1 << 12, dtype=torch.float32, device=torch.device("cpu"))
+    total += 1
+    child = os.fork()
+    if child == 0:
+        memory = ctypes.cast(total.data_ptr(), ctypes.POINTER(ctypes.c_float))
+        memory[0] = 7.0
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert float(total[0, 0]) == 1.0
 
 
 def test_a_proof_holds_no_tensor_behind() -> None:
