@@ -75,6 +75,11 @@ STRATEGIES: dict[str, list[tuple[Any, str, Any]]] = {
     "gram": [(outer, "GRAM_RATIO", float("inf"))],
     "no gram": [(outer, "GRAM_RATIO", 0.0)],
     "no gram, nothing is kept": [(outer, "GRAM_RATIO", 0.0), (factors, "KEEP_ELEMENTS", 100)],
+    "no gram, made twice": [
+        (outer, "GRAM_RATIO", 0.0),
+        (outer, "TWICE_RATIO", float("inf")),
+        (gradients, "KEEP_ANYWAY", 0),
+    ],
     "grouped convolutions": [(convolution, "GROUPED_CHANNEL_PAIRS", 1 << 60), (convolution, "FEW_POSITIONS", 0)],
     "patches": [(convolution, "GROUPED_CHANNEL_PAIRS", 0)],
     "patches, nothing is kept": [(convolution, "GROUPED_CHANNEL_PAIRS", 0), (factors, "KEEP_ELEMENTS", 100)],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import resource
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from discreet.core.check import Refused
 from discreet.core.world import World
@@ -31,7 +35,7 @@ RECORDS, WIDTH = 6, 13
 
 @pytest.fixture(autouse=True)
 def small_sums_are_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_LARGE", 0)
+    monkeypatch.setattr(room, "_LARGE", 1)  # byte
 
 
 def network() -> nn.Module:
@@ -176,6 +180,46 @@ def test_lazy_zeros_take_memory_where_they_are_written_to() -> None:
     assert total.nbytes // 2 <= used() - before + (16 << 20) < total.nbytes
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are counted on Linux")
+def test_lazy_zeros_write_to_no_memory_that_was_freed() -> None:
+    """The allocator clears what it hands out again: with activations freed before, calloc would write to all of it."""
+    program = """
+import torch
+from pathlib import Path
+from discreet.core.peak_memory import give_back
+from discreet.engine.lazy_zeros import lazy_zeros
+
+def used():
+    give_back()
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+pieces = [torch.ones(1 << 18) for _ in range(2)]
+torch.ones(7 << 20)  # freed: from here on the allocator keeps pieces of this size
+pieces += [torch.ones(1 << 18) for _ in range(200)]
+last = torch.ones(1 << 18)  # below the top of the heap
+del pieces
+before = used()
+total = lazy_zeros(1 << 25, dtype=torch.float32, device=torch.device("cpu"))
+print(used() - before, bool(total.any()))
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert int(found[0]) * resource.getpagesize() < 16 << 20
+    assert found[1] == "False"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked on Unix")
+def test_a_forked_process_shares_no_sums() -> None:
+    total = room.lazy_zeros(2, 1 << 12, dtype=torch.float32, device=torch.device("cpu"))
+    total += 1
+    child = os.fork()
+    if child == 0:
+        memory = ctypes.cast(total.data_ptr(), ctypes.POINTER(ctypes.c_float))
+        memory[0] = 7.0
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert float(total[0, 0]) == 1.0
+
+
 def test_a_proof_holds_no_tensor_behind() -> None:
     """Proofs run on 67 records, and on values that a call may fail on; they must not wait for the garbage collector."""
 
@@ -221,3 +265,39 @@ def test_the_self_check_holds_one_gradient_at_a_time(monkeypatch: pytest.MonkeyP
     engine.script((records(),), {}, RECORDS)
     assert len(seen) == 3 * len(engine.layout.names)
     assert most[0] <= 2
+
+
+def test_checkpointed_regions_leave_nothing_behind() -> None:
+    """Torch holds the input of a region in a graph, which the garbage collector cannot look into."""
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+            self.inputs: list[weakref.ref[Tensor]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = x + 1
+                self.inputs.append(weakref.ref(x))
+                x = checkpoint(lambda h, own=block: h + own(h).tanh(), x, use_reentrant=False)
+            return x.mean(1)
+
+    model, x = Stack(), records()
+    engine = Engine(model)
+    engine.script((x,), {}, RECORDS)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            model.inputs.clear()
+            engine.begin(RECORDS)
+            engine.follow((x,), RECORDS)
+            engine.backward(model(x).square().sum(1))
+            norms = engine.norms()
+            engine.add_weighted((1 / norms).unsqueeze(0), engine.zeros(), is_last=True)
+            engine.discard()
+            assert len(model.inputs) == 3
+            assert [one() for one in model.inputs] == [None] * 3
+    finally:
+        gc.enable()

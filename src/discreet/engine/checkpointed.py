@@ -7,6 +7,7 @@ tensors as the first.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
@@ -61,7 +62,8 @@ class CheckpointedRegion:
     """The recorded calls of one region; follows the second run and fills in their inputs."""
 
     def __init__(self, frame: Any, recorder: Repeats, position: int) -> None:
-        self._frame, self._recorder, self._start = frame, recorder, position
+        self._frame: weakref.ref[Any] = weakref.ref(frame)  # it holds this region, and the graph below it
+        self._recorder, self._start = recorder, position
         self._position = self._filled = 0
         self._again: Callable[..., None] = frame.recompute_fn
         self.uses: list[RecordedCall] = []
@@ -71,8 +73,10 @@ class CheckpointedRegion:
 
     def fill(self) -> None:
         """Run the region again where torch did not: nothing in it saved a tensor."""
+        frame = self._frame()
+        assert frame is not None
         with torch.enable_grad():
-            self._frame.recompute_fn(*self._frame.get_inputs())
+            frame.recompute_fn(*frame.get_inputs())
 
     def _run_again(self, *args: Any) -> None:
         self._position, self._filled = self._start, 0
@@ -80,7 +84,7 @@ class CheckpointedRegion:
             CallWatch(self, DECOMPOSITIONS, forbidden={}),
             self._recorder.repeating,
         )  # the first was checked
-        with calls if repeating is None else repeating(self._frame, args, calls.handle):
+        with calls if repeating is None else repeating(self._frame(), args, calls.handle):
             self._again(*args)
         if self._filled != len(self.uses):
             refuse(

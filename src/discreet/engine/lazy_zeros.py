@@ -7,18 +7,19 @@ these, the two never stand side by side.
 from __future__ import annotations
 
 import math
+import mmap
+import sys
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from discreet.core.peak_memory import give_back
 
-# From so many bytes on, every tensor gets new pages from the system anyway (the largest M_MMAP_THRESHOLD of glibc).
+# From so many bytes on, the allocator takes new pages from the system itself, unless it finds as much that was freed
+# (the largest M_MMAP_THRESHOLD of glibc).
 _LARGE: Final = 32 << 20
 _MUCH: Final = 64 << 20  # from here on it is worth a share of a step's time to give other memory back first
-_ALIGNED: Final = 64  # bytes, as torch aligns memory: products may round differently elsewhere
 
 
 def lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -28,10 +29,11 @@ def lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     """
     size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size < _LARGE:
+    if device.type != "cpu" or size < _LARGE or sys.platform == "win32":
         return torch.zeros(*shape, dtype=dtype, device=device)
     if size >= _MUCH:
         give_back()  # activations that were freed, in pieces too small for this
-    memory = np.zeros(size + _ALIGNED, dtype=np.uint8)  # calloc: torch.zeros writes to every page
-    start = -memory.ctypes.data % _ALIGNED
-    return torch.from_numpy(memory[start : start + size]).view(dtype).view(*shape)
+    # Pages of its own: torch.zeros writes to every page, and so does calloc where it finds freed memory.
+    # They are private: a process that is forked from here must not share them.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from discreet.core import check
 from discreet.engine.factors import parts as limits
+from discreet.engine.factors.formed_twice import FormedTwice
 from discreet.engine.factors.linear import OneHot, Outer, Sum
 from discreet.engine.factors.parts import BoundedFactors, Factors, FormedGradients, Part
 
@@ -69,7 +70,7 @@ def kept_bytes(factors: Sequence[Factors | None]) -> int:
 
 
 def _bytes(part: Part) -> int:
-    if isinstance(part, BoundedFactors):
+    if isinstance(part, (BoundedFactors, FormedTwice)):
         return _bytes(part.part)
     if isinstance(part, Sum):
         return sum(_bytes(own) for own in part.parts)
@@ -83,8 +84,9 @@ def _bytes(part: Part) -> int:
 
 
 def largest_kept(factors: Sequence[Factors | None]) -> int:
-    """Elements of the largest per-sample gradient of one parameter, of those that are made and kept."""
-    return max((math.prod(own.shape) for own in factors if isinstance(own, FormedGradients)), default=0)
+    """Elements of the largest per-sample gradient of one parameter, of those that are made for all records."""
+    made = (own for own in factors if isinstance(own, (FormedGradients, FormedTwice)))
+    return max((math.prod(own.shape) for own in made), default=0)
 
 
 def memory_of(device: torch.device) -> int | None:

@@ -265,3 +265,4 @@ class Recorder:
         """Let go of all tensors: no backward pass comes any more."""
         for use in self.uses:
             use.forget()
+        self._regions = {}  # torch's frames hold graphs, which the garbage collector cannot look into

@@ -4,6 +4,7 @@ What a region reads may change until then. So its second run is watched too, and
 tensors with the same numbers as the first.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -62,13 +63,13 @@ class Regions:
         if frame not in self._known:
             inputs = [self._table.find(one) for one in tensors_in(frame.get_inputs())]
             self._known[frame] = _Region(inputs, self._table.clock, [])
-            frame.recompute_fn = partial(self._run_again, frame, frame.recompute_fn)
+            frame.recompute_fn = partial(self._run_again, weakref.ref(frame), frame.recompute_fn)
             frame.early_stop = False  # all calls are compared
         return self._known[frame].calls
 
-    def _run_again(self, frame: Any, plain: Callable[..., None], *inputs: Any) -> None:
+    def _run_again(self, frame: weakref.ref[Any], plain: Callable[..., None], *inputs: Any) -> None:
         """What torch calls for the second run; the recorder watches regions of the model, which it takes apart."""
-        with nullcontext() if self._repeated is not None else self.repeating(frame, inputs, self._resume()):
+        with nullcontext() if self._repeated is not None else self.repeating(frame(), inputs, self._resume()):
             plain(*inputs)
 
     @contextmanager

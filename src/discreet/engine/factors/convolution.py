@@ -73,6 +73,7 @@ class Convolution(WriteOnce):
             total += _weight_gradient(images, outputs, self.shape, self.geometry)
 
     def write(self, start: int, stop: int, out: Tensor) -> None:
+        self._seal.check()
         outside, inside = self.shape[:2]
         positions = math.prod(self.outputs.shape[2:]) * self._frames
         few = inside > STEM_CHANNELS and outside * inside <= GROUPED_CHANNEL_PAIRS

@@ -10,6 +10,7 @@ of the first hold for what the second sums. Index legend: N records, Q queries.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +22,23 @@ from torch import Tensor
 from discreet.core.check import require
 from discreet.engine.factors import parts as limits
 from discreet.engine.factors.collector import Settle
+from discreet.engine.factors.formed_twice import FormedTwice
 from discreet.engine.factors.groups import Joined, UnitRows
-from discreet.engine.factors.linear import absolute_of, joined, merge
-from discreet.engine.factors.parts import BoundedFactors, Factors, FormedGradients, GradientBuffer, Leaf, Measured
+from discreet.engine.factors.linear import Outer, absolute_of, joined, merge
+from discreet.engine.factors.parts import (
+    BoundedFactors,
+    Factors,
+    FormedGradients,
+    GradientBuffer,
+    Leaf,
+    Measured,
+    WriteOnce,
+)
 from discreet.engine.factors.restrict import restrict
 from discreet.engine.layout import Layout, Mask
+
+# Up to so many elements in all, gradients are kept even where they are large for the time that they take.
+KEEP_ANYWAY = 1 << 24
 
 
 @final
@@ -75,7 +88,7 @@ class KeptFactors:
         self._buckets = [] if units is None else list(units.buckets())
         self._shapes = dict(zip(layout.names, layout.shapes, strict=True))
         self._found: dict[str, Factors] = {}
-        self._left = limits.KEEP_IN_ALL
+        self._left, self._kept = limits.KEEP_IN_ALL, 0
 
     def settle(self, name: str, parts: list[Leaf]) -> None:
         if not self._buckets:
@@ -90,10 +103,17 @@ class KeptFactors:
         self._found[name] = members[0] if len(members) == 1 else Joined(members)
 
     def _merged(self, name: str, place: str, parts: Sequence[Leaf]) -> Factors:
-        found = merge(parts, self._shapes[name], self._left, partial(self._room.fill, place))
-        if isinstance(found, FormedGradients):
-            self._left -= found.grads_N.numel()
+        found = merge(parts, self._shapes[name], self._left, partial(self._formed, place))
+        if isinstance(found, (FormedGradients, FormedTwice)):  # both: what is summed in which way is one rule
+            self._left -= found.records * math.prod(found.shape)
         return found
+
+    def _formed(self, place: str, part: WriteOnce) -> Factors:
+        size = part.records * math.prod(part.shape)
+        if isinstance(part, Outer) and part.is_rather_made_twice and self._kept + size > KEEP_ANYWAY:
+            return FormedTwice(part, self._room)
+        self._kept += size
+        return self._room.fill(place, part)
 
     @property
     def found(self) -> list[Factors | None]:

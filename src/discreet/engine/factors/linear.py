@@ -33,6 +33,9 @@ from discreet.engine.factors.parts import (
 
 # Above this ratio of Gram work to parameter size it is cheaper to instantiate (measured on two cores).
 GRAM_RATIO = 12.0
+# Below this ratio instantiated gradients take so much more memory than their factors, and so little time, that they are
+# rather made twice than kept (formed_twice.py).
+TWICE_RATIO = 40.0
 
 
 def gram_is_cheaper(P: int, A: int, B: int) -> bool:
@@ -53,6 +56,12 @@ class Outer(WriteOnce):
     def gram_is_cheaper(self) -> bool:
         """Whether norms come from Gram matrices."""
         return gram_is_cheaper(self.left_NPA.shape[1], self.left_NPA.shape[2], self.right_NPB.shape[2])
+
+    @property
+    def is_rather_made_twice(self) -> bool:
+        """Whether its gradients are large for the time that they take."""
+        P, A, B = *self.left_NPA.shape[1:], self.right_NPB.shape[2]
+        return P * P * (A + B) < TWICE_RATIO * A * B
 
     @cached_property
     def _left_lengths(self) -> Tensor:
@@ -98,6 +107,7 @@ class Outer(WriteOnce):
             total.view(A, B).addmm_(scaled_left.reshape(-1, A).T, scaled_right.reshape(-1, B))
 
     def write(self, start: int, stop: int, out: Tensor) -> None:
+        self._seal.check()
         left, right = self.left_NPA[start:stop].to(self.dtype), self.right_NPB[start:stop].to(self.dtype)
         torch.bmm(left.transpose(1, 2), right, out=out.view(-1, left.shape[2], right.shape[2]))
 
@@ -207,14 +217,14 @@ def joined(parts: Sequence[Leaf], shape: Sequence[int]) -> Part:
 
 
 def merge(
-    parts: Sequence[Leaf], shape: Sequence[int], room: int, keep: Callable[[WriteOnce], FormedGradients] | None = None
+    parts: Sequence[Leaf], shape: Sequence[int], room: int, keep: Callable[[WriteOnce], Factors] | None = None
 ) -> Factors:
     """One `Factors` for all uses of a parameter, instantiated where that is cheaper and there is room for it."""
     whole = joined(parts, shape)
     return whole if isinstance(whole, FormedGradients) else settle(whole, room, keep)
 
 
-def settle(part: Part, room: int, keep: Callable[[WriteOnce], FormedGradients] | None = None) -> Factors:
+def settle(part: Part, room: int, keep: Callable[[WriteOnce], Factors] | None = None) -> Factors:
     """Instantiate now, once, if that is cheap: norm and weighted sum then read the same gradients.
 
     `keep` makes the gradients, in memory of its choice.

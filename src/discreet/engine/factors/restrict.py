@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from discreet.engine.factors import parts as limits
+from discreet.engine.factors.formed_twice import FormedTwice
 from discreet.engine.factors.groups import Joined
 from discreet.engine.factors.linear import OneHot, Outer, settle
 from discreet.engine.factors.parts import BoundedFactors, Factors, FormedGradients, Part, norms_by_chunks, row_norms
@@ -29,6 +30,8 @@ def restrict(factors: Factors, mask: Mask, index: int) -> Factors | None:
     assert active is not None
     if not bool(active.any()):
         return None
+    if isinstance(factors, FormedTwice):
+        factors = factors.formed()
     if isinstance(factors, FormedGradients):
         return FormedGradients(factors.grads_N * active)
     assert isinstance(factors, BoundedFactors)
