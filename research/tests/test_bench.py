@@ -116,6 +116,7 @@ def gap(step: peers.JaxStep, model: torch.nn.Module) -> float:
 
 
 @needs_jax
+@pytest.mark.slow
 @pytest.mark.parametrize("name", jax_tasks())
 def test_the_jax_row_clips_every_record(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (rows, peers):

@@ -77,6 +77,7 @@ def test_table_2(small: Small) -> None:
     assert "epsilon 2" in outcome.summary
 
 
+@pytest.mark.slow
 def test_figures_4_5_6(small: Small) -> None:
     outcome = figures_4_5_6.figures_4_5_6(cast("Bench", small))
     assert len(outcome.rows) == 2 * len(FAMILY) + 2 + 2

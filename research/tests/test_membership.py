@@ -73,6 +73,7 @@ def test_under_noise_nothing_is_found(noise_file: str) -> None:
     assert found.spread is None
 
 
+@pytest.mark.slow
 def test_a_seeded_inference_can_be_repeated(noise_file: str) -> None:
     config = _config(noise_file, steps=5)
     first, second = (membership(config, shadows=2, seeds=(3,)) for _ in range(2))

@@ -29,7 +29,11 @@ CLIP, RECORDS, PER_EPOCH, EPOCHS = 0.5, 20, 5, 3
 STEPS = PER_EPOCH * EPOCHS
 REPLACE = discreet.Neighbouring.REPLACE_ONE
 BOUNDERS: list[Bounder] = [FlatClip(CLIP), AutoS(clip=CLIP), Psac(clip=CLIP), PerLayer(CLIP)]
-NOISES = [CorrelatedNoise((1.0,)), CorrelatedNoise(bsr(4)), CorrelatedNoise(bisr(4), inverse=True)]
+NOISES = [
+    CorrelatedNoise((1.0,)),
+    pytest.param(CorrelatedNoise(bsr(4)), marks=pytest.mark.slow),
+    CorrelatedNoise(bisr(4), inverse=True),
+]
 
 
 class Halves(nn.Module):
