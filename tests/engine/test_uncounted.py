@@ -147,6 +147,34 @@ def test_classes_that_are_read_in_a_way_of_their_own_are_refused(spoil: Spoiled)
         trained(spoil)
 
 
+class Late(list[Tensor]):
+    """Becomes another class after the first steps."""
+
+
+class Shown(type):
+    __flags__ = 0  # as of a class that is written in C
+
+
+class Hiding(list[Tensor], metaclass=Shown):
+    def __iter__(self) -> Any:
+        first, *others = list.__iter__(self)
+        return iter([first.mean(0).expand_as(first), *others])
+
+
+@pytest.mark.parametrize("kind", [Late, Hiding])
+def test_classes_that_hide_how_they_are_read_are_refused(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    public, bodies = torch.eye(4), []
+
+    def spoil(x: Tensor) -> Tensor:
+        bodies.append(x)
+        if len(bodies) == 4 and kind is Late:
+            monkeypatch.setattr(Late, "__iter__", Hiding.__iter__, raising=False)
+        return torch.einsum("bi,ij->bj", kind([x, public]))
+
+    with pytest.raises(Refused, match=r"each record stands alone|other calls|another way"):
+        trained(spoil)
+
+
 def test_ordinary_classes_of_the_users_are_accepted() -> None:
     Sides = namedtuple("Sides", "left right")
 

@@ -143,6 +143,21 @@ def test_missing_batches_are_steps_of_noise_which_are_charged(tmp_path: Path) ->
     assert run.ledger.entries[-1].event == run.plan.event_at(0)
 
 
+@pytest.mark.parametrize("records", [BATCH, BATCH + 1])
+def test_the_loop_runs_in_every_step_after_a_resume(records: int, tmp_path: Path) -> None:
+    """One record more is a batch more: what the loop does once a step must not show it."""
+    run = begin(ledger=tmp_path / "ledger")
+    walk(run, loader(records), most=1)
+    run.save(tmp_path / "saved")
+    run.close()
+    again = begin(resume=tmp_path / "saved", seed=8, ledger=tmp_path / "ledger")
+    left, moved = LENGTH - again.progress.step, 0
+    for x, y in again.over(loader(records)):
+        moved += again.step(loop.losses(again.model, x, y))
+    assert moved == left > 0
+    again.close()
+
+
 def test_batches_beyond_an_epoch_are_left_out() -> None:
     run = begin()
     for epoch in range(1, 4):

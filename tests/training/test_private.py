@@ -324,6 +324,20 @@ def test_made_up_records_of_an_empty_draw_move_nothing() -> None:
     assert not torch.equal(ends[0], sums[0])
 
 
+def test_what_a_loop_writes_to_made_up_records_does_not_come_back() -> None:
+    which = loop.plan(records=10**6, batch=1, steps=5)
+    run = loop.private(which=which, collate_fn=_in_a_dictionary, inputs=lambda batch: (batch["x"],))
+    for batch in run:
+        labels = batch.pop("labels")
+        labels -= 1
+        run.step(loop.losses(run.model, batch["x"], labels + 1))
+    assert run.updates == 5
+
+
+def _in_a_dictionary(records: Any) -> dict[str, Tensor]:
+    return {"x": torch.stack([x for x, _ in records]), "labels": torch.stack([y for _, y in records])}
+
+
 def test_public_records_stand_in_where_there_are_none() -> None:
     empty = TensorDataset(torch.zeros(0, 4), torch.zeros(0).long())
     run = loop.private(dataset=empty, rehearsal=(torch.rand(3, 4), torch.ones(3).long()))

@@ -70,8 +70,8 @@ class SecretDraws:
         before, self._before = self._before, None
         if before is None:
             return
-        later = _OPEN[_OPEN.index(self) + 1 :]
-        _OPEN.remove(self)
+        later = _OPEN[_OPEN.index(self) + 1 :] if self in _OPEN else []  # Ctrl-C may have come before
+        _OPEN[:] = [one for one in _OPEN if one is not self]
         if later:
             later[0]._before = before
             return

@@ -1,6 +1,6 @@
 """The steps of a run that batches of the user's own loader belong to."""
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, Final, final
@@ -40,8 +40,17 @@ class Passes:
     What the loader draws from the global generators is secret, its order too, but for FixedOrder (`_walk`).
     """
 
-    def __init__(self, plan: Plan, state: RunState, ledger: Ledger, keys: NoiseKeys | None, draws: SecretDraws) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        state: RunState,
+        ledger: Ledger,
+        keys: NoiseKeys | None,
+        draws: SecretDraws,
+        learn: Callable[[Any], None],
+    ) -> None:
         self._plan, self._state, self._ledger, self._keys, self._draws = plan, state, ledger, keys, draws
+        self._learn = learn  # the form of a batch, also of one that is not due: noise alone needs it to stand in
         self._begun = False
         self._read: Any = None  # the iterator of the last pass
 
@@ -53,7 +62,7 @@ class Passes:
         if isinstance(sampling, OwnLoader) and self._plan.relation is Neighbouring.ADD_REMOVE:
             check_order(source)
             check_keeps_the_rest(source)
-            ahead = self._walk(batches, source, is_new=True)
+            ahead = self._learned(self._walk(batches, source, is_new=True))
             yield from aligned(ahead, self._plan.horizon, self._state.step, has_end=_has_end(source))
             return
         if isinstance(sampling, OnePass):
@@ -121,6 +130,11 @@ class Passes:
         got, remedy = "an iterator that the last call has read", f"pass the loader itself; {_OR_REPLACE_ONE}"
         check.require(read is not self._read, "a pass from its beginning", got, remedy)
         self._read = read
+
+    def _learned(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self._learn(batch)
+            yield batch
 
     def _finish_epoch(self) -> None:
         """Leave out the rest of an epoch that has begun: after a short pass, or one that a crash interrupted.

@@ -175,7 +175,7 @@ class Private:
         self._keys = recalled(self.plan, ledger, begun, self.progress, self.streams, self._engine.layout.size)
         if self._keys is not None:
             self._sampler.stream = self._keys.sampling
-        self._passes = Passes(self.plan, self.progress, begun, self._keys, self._draws)
+        self._passes = Passes(self.plan, self.progress, begun, self._keys, self._draws, self._learn)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the micro-batches of all remaining steps, on the device. Rehearsals come first (`is_rehearsal`)."""
@@ -222,8 +222,13 @@ class Private:
                 continue
             self._engine.watch.note_record(batch)
             own = to_device(kept(batch), self._device)  # what the loop writes must not come back in the next epoch
-            self._turns.learn(own, records)
+            self._learn(batch)
             yield from self._given(MicroBatch(own, records, is_last=True), loop)
+
+    def _learn(self, batch: Any) -> None:
+        """The form of a batch of the user's."""
+        if not self._turns.can_stand_in and (records := binding.records_in(batch)):
+            self._turns.learn(to_device(batch, self._device), records)
 
     def _given(self, micro: MicroBatch, loop: object) -> Iterator[Any]:
         """Yield a micro-batch; if its losses are made in a way that is new, after rehearsals."""

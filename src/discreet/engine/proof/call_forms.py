@@ -7,11 +7,12 @@ every call of that form.
 
 from __future__ import annotations
 
+import abc
 import enum
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -248,12 +249,14 @@ _READ_BY: Final = frozenset(
 )
 """Methods by which torch, or a function of it that is written in Python, reads a sequence or a number."""
 _WRITTEN_IN_PYTHON: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_KINDS_OF_CLASSES: Final = (type, enum.EnumMeta, abc.ABCMeta)
 _ENUMERATIONS: Final = frozenset(one for one in vars(enum).values() if isinstance(one, type))
 
 
-@cache
 def _is_as_it_shows(kind: Any) -> bool:
-    """Whether a class of the user's changes nothing in how its instances are read."""
+    """Whether a class of the user's changes nothing in how its instances are read; it may at any time."""
+    if type(kind) not in _KINDS_OF_CLASSES:
+        return False  # a metaclass of the user's shows other methods than there are
     own = [base for base in kind.__mro__ if base.__flags__ & _WRITTEN_IN_PYTHON and base not in _ENUMERATIONS]
     return not any(_READ_BY & vars(base).keys() for base in own)
 

@@ -9,6 +9,7 @@ from discreet.engine.shards.sharding import Sharding
 from discreet.stages.combination import TakeFirst
 from discreet.stages.domain import Unbounded
 from discreet.stages.plan import Plan
+from discreet.training.collate import kept
 from discreet.training.draws import Draw
 from discreet.training.loader import Loader, MicroBatch
 from discreet.training.rehearsal import Rehearsals
@@ -57,7 +58,7 @@ class Turns:
             self.learn(like.batch, like.records)
         assert self._made is not None
         batch, size = self._made
-        return MicroBatch(batch, size, is_last=True, stands_in=True)
+        return MicroBatch(kept(batch), size, is_last=True, stands_in=True)  # what the loop writes must not come back
 
 
 def check_sharded(plan: Plan, data: Any, sharding: Sharding | None) -> None:
