@@ -317,7 +317,7 @@ class Private:
         """Whether the current batch holds made-up or public records, on which the loop shows how it makes its losses.
 
         Such batches come before the first batch, before losses that a choice of `discreet.public` makes in a new way,
-        and in steps that drew no record. They add nothing to a sum. `step` returns True for the last of these only.
+        and in steps that drew no record. They add nothing to a sum. `step` returns True only in a step without records.
         """
         return self._engine.watch.kind is BatchKind.REHEARSAL
 
