@@ -215,7 +215,7 @@ def test_a_second_pass_on_an_older_batch_is_refused() -> None:
 def test_the_data_are_not_public() -> None:
     data = rows(6)
     refused(
-        "no watched call made",
+        "a tensor of the dataset",
         body=lambda private, model, x, y: private.step(each(model(x - data.tensors[0].mean(0)), y)),
         data=data,
         line="data.tensors[0].mean(0)",

@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 import loop
 from discreet.core.check import Refused
-from discreet.engine.records_held import KnownMemory, tensors_held_by
+from discreet.engine.dataset.held_tensors import KnownMemory, tensors_held_by
 
 
 class Slots:

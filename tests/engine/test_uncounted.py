@@ -206,6 +206,15 @@ def test_ordinary_copies_are_accepted() -> None:
     assert trained(lambda x: copy.deepcopy(x.detach()) * copy.deepcopy(public)) == loop.STEPS
 
 
+def test_copies_of_a_batch_are_accepted() -> None:
+    """The memo that the copies share holds addresses, which differ from batch to batch."""
+    run = loop.private()
+    for batch in run:
+        x, y = copy.deepcopy(tuple(batch))
+        run.step(loop.losses(run.model, x, y))
+    assert run.progress.step == loop.STEPS
+
+
 def test_the_hooks_of_the_engine_are_out_of_reach() -> None:
     """Replaced hooks moved the sum by 3.4 clips."""
     run = loop.private()

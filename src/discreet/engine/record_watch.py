@@ -28,16 +28,8 @@ from torch.overrides import TorchFunctionMode
 
 from discreet.core.check import require
 from discreet.engine.custom_backward import CustomBackwards, check_caller, unwatch_nodes, watch_nodes
-from discreet.engine.proof.blame import (
-    CHANGED,
-    REHEARSAL_FAILED,
-    TAMPERED,
-    UNKNOWN,
-    check_inputs,
-    check_losses,
-    is_uninitialised,
-    line_of_the_call,
-)
+from discreet.engine.dataset.held_tensors import KnownMemory, changed_tensors, tensors_held_by
+from discreet.engine.proof import blame
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.calls.expected import ExpectedCalls
 from discreet.engine.proof.calls.judgement import WatchedCall, judged, slice_written
@@ -51,7 +43,6 @@ from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.verdicts import SIZED, settings_for
 from discreet.engine.proof.watched_functions import RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
 from discreet.engine.recorder import Recorder
-from discreet.engine.records_held import KnownMemory, changed_tensors, tensors_held_by
 from discreet.engine.regions import Regions
 from discreet.engine.surroundings import Generators, Surroundings
 from discreet.engine.trace.capture import DATA_GET, RecordAxis, tensors_in
@@ -97,7 +88,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         for index, (tensor, place) in enumerate(places):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
             digest, is_known = hash(("batch", index)), place is not MIXED
-            origin = self.table.leaf(tensor, where, digest) if is_known else Origin(MIXED, digest, blame=UNKNOWN)
+            origin = self.table.leaf(tensor, where, digest) if is_known else Origin(MIXED, digest, blame=blame.UNKNOWN)
             self.table.put(tensor, origin)
         self.calls.begin(records)
         self._push()
@@ -195,16 +186,16 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
 
     def check_inputs(self, tensors: Sequence[Tensor]) -> None:
         """Refuse tensors with a row for each record, that the model is given, whose rows come in another order."""
-        check_inputs([(self.table.find(one), one) for one in tensors if self.is_open], self._records)
+        blame.check_inputs([(self.table.find(one), one) for one in tensors if self.is_open], self._records)
 
     def finish(self, losses: Tensor) -> None:
         """Refuse losses that are not kept apart, and stop watching if they are."""
         with torch._C.DisableTorchFunction():  # these are no calls to watch
             origin = self.table.find(losses)
             if not self.table.unchanged():
-                origin = Origin(MIXED, 0, blame=CHANGED)
-            check_losses(origin)
-            require(self.table.is_memory_unchanged(), *TAMPERED)
+                origin = Origin(MIXED, 0, blame=blame.CHANGED)
+            blame.check_losses(origin)
+            require(self.table.is_memory_unchanged(), *blame.TAMPERED)
             self._surroundings.check()
             self.generators.check(origin)
             self._programs.check(origin, self._records, tuple(self._declared), self.kind)
@@ -224,7 +215,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
             self.backwards.end()
             self._pop()
         with self.paused():
-            require(self.table.is_memory_unchanged(), *TAMPERED)
+            require(self.table.is_memory_unchanged(), *blame.TAMPERED)
             made = self.backwards.made()
             if made.parents:
                 self.generators.check(made)
@@ -307,7 +298,9 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         if func == DATA_GET:
             func = Tensor.detach  # the same, but writes are counted
         reading = Reading(self._records, values=func not in SIZED)
-        read = reading.read_call(args, kwargs, self.table.find)
+        # What a memo holds does not matter: a deep copy is compared with the tensor bit by bit.
+        shown = args[:1] if func is Tensor.__deepcopy__ else args
+        read = reading.read_call(shown, kwargs, self.table.find)
         call = WatchedCall(func, args, kwargs, reading, (func, read, self._surroundings.modes))
         known = self.calls.find(call) if self._regions.is_outside() else None
         self.calls.came(known)
@@ -351,7 +344,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
             return result  # taken apart into calls that were watched
         draws = () if states is None else self.generators.read(states, call)
         form.draws = form.draws or bool(draws)
-        if func is Tensor.__setitem__ and is_uninitialised(reading.origins[0]) and is_slice(call.args[1]):
+        if func is Tensor.__setitem__ and blame.is_uninitialised(reading.origins[0]) and is_slice(call.args[1]):
             table.note_slice(*slice_written(call.args, table.find, self._records), call.versions[0])
             return result
         if func in TO_MEMORY and reading.tensors:
@@ -379,7 +372,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         if found.numbers is not ALL_FOLLOW:
             settings = settings_for(form, settings, found.numbers, self._records)
         rows = self.generators.rows_of(draws, found.rows) or [None] * len(made)
-        origins = found.origins(digest, (call.func, settings, parents), line_of_the_call(), rows)
+        origins = found.origins(digest, (call.func, settings, parents), blame.line_of_the_call(), rows)
         self.generators.note(draws, origins)
         self.table.put_all(made, origins, reading, written, call.versions)
         self.calls.keep(call, made, origins, written, draws)
@@ -396,7 +389,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
 
     def explain(self, error: Exception) -> None:
         if self.kind is BatchKind.REHEARSAL:
-            error.add_note(REHEARSAL_FAILED)
+            error.add_note(blame.REHEARSAL_FAILED)
 
     def _check_scripted(self, args: Any) -> None:
         if not self.is_paused and self.is_open:

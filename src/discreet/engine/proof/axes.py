@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
-from discreet.engine.proof.lineage import MIXED, PUBLIC, UNPROVEN_ROWS, Geometry, Lineage, Origin, version_of
+from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, UNPROVEN_ROWS, Geometry, Lineage, Origin, version_of
 from discreet.engine.proof.movement import changed, only
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import LARGE, SMALL
@@ -202,6 +202,20 @@ def place_by_owner(tensor: Tensor, owner: Tensor, records: int) -> Lineage | Rec
             if bool(((by_record < 0) | (by_record == numbers.unsqueeze(1))).all()):
                 return place
     return None
+
+
+def place_of_writes(tensor: Tensor, writes: Sequence[Write], records: int) -> Lineage | RecordAxis | None:
+    """Where the record lies in a tensor that these writes filled; None if no axis is, or an entry was not written."""
+    owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), NOBODY, dtype=torch.int32)
+    for write in writes:
+        write_owner(owner, write.origin.lineage, write.geometry, records)
+    place = place_by_owner(tensor, owner, records)
+    if place is None or bool((owner.as_strided(*geometry_of(tensor)) == NOBODY).any()):
+        return None
+    public = [write for write in writes if write.origin.lineage is PUBLIC]
+    if isinstance(place, RecordAxis) and any(tells_places(tensor, place, write, records) for write in public):
+        return None
+    return SOLE if any(write.origin.lineage is SOLE for write in writes) else place
 
 
 def tells_places(tensor: Tensor, place: RecordAxis, write: Write, records: int) -> bool:

@@ -40,7 +40,13 @@ UNKNOWN: Final = Blame(
     "discreet.public(tensor_or_module) before you use it; in place of torch.vmap call functions of the whole batch, "
     'such as F.cross_entropy(outputs, targets, reduction="none")',
 )
-
+OF_THE_DATASET: Final = Blame(
+    "a tensor of the dataset",
+    "",
+    "the dataset holds it, or its code reads it by name, so it may hold records",
+    "if it is a constant that does not come from the records (class weights, a mean and a deviation from public data), "
+    "write discreet.public(tensor) where you use it; if not, give it to the loop as part of each record",
+)
 SCALED: Final = replace(
     UNKNOWN,
     why="it is the scale of a GradScaler, which is set by the gradients of the batch, without noise",

@@ -165,8 +165,13 @@ class ExistingTensors:
     def __init__(self, live: Iterable[Tensor], private: Iterable[Tensor]) -> None:
         withheld = {storage_of(tensor) for tensor in private if has_memory(tensor)}
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self._private: dict[int, weakref.ref[Tensor]] = {}
         for tensor in live:
-            if has_memory(tensor) and not _is_freed(tensor) and storage_of(tensor) not in withheld:
+            if not has_memory(tensor) or _is_freed(tensor):
+                continue
+            if storage_of(tensor) in withheld:
+                self._private[id(tensor)] = weakref.ref(tensor)
+            else:
                 self._known[id(tensor)] = weakref.ref(tensor), version_of(tensor), _content(tensor)
 
     def has(self, tensor: Tensor) -> bool:
@@ -179,6 +184,12 @@ class ExistingTensors:
     def forget(self, tensor: Tensor) -> None:
         """It holds records."""
         self._known.pop(id(tensor), None)
+        self._private[id(tensor)] = weakref.ref(tensor)
+
+    def is_private(self, tensor: Tensor) -> bool:
+        """Whether this tensor existed and belongs to the dataset."""
+        found = self._private.get(id(tensor))
+        return found is not None and found() is tensor
 
     def existed(self, tensor: Tensor) -> bool:
         found = self._known.get(id(tensor))

@@ -15,18 +15,17 @@ from torch import Tensor, nn
 
 from discreet.core.check import require
 from discreet.engine.proof.axes import (
-    NOBODY,
     Write,
     are_all,
     geometry_of,
     overlaps,
-    place_by_owner,
     place_in_memory,
+    place_of_writes,
     tells_places,
-    write_owner,
 )
 from discreet.engine.proof.blame import (
     CHANGED,
+    OF_THE_DATASET,
     UNKNOWN,
     WRITTEN,
     here,
@@ -205,7 +204,8 @@ class LineageTable:
                 continue
             if geometry_of(tensor) == geometry_of(other) and tensor.dtype == other.dtype:
                 return values_of(self.find(other))
-        return Origin(MIXED, 0, blame=here(UNKNOWN))
+        is_private = self._existing is not None and self._existing.is_private(tensor)
+        return Origin(MIXED, 0, blame=here(OF_THE_DATASET if is_private else UNKNOWN))
 
     def _after_writes(self, tensor: Tensor, entry: SeenTensor) -> Origin:
         """The lineage of a tensor whose memory, or whose graph, changed since it was seen."""
@@ -285,17 +285,9 @@ class LineageTable:
         is_odd = any(write.dtype != tensor.dtype or write.origin.lineage is MIXED for write in writes)
         if not writes or is_odd or not are_all(writes, version, tensor):
             return origin
-        owner = torch.full((tensor.untyped_storage().nbytes() // tensor.element_size(),), NOBODY, dtype=torch.int32)
-        for write in writes:
-            write_owner(owner, write.origin.lineage, write.geometry, self._records)
-        place = place_by_owner(tensor, owner, self._records)
-        if place is None or bool((owner.as_strided(*geometry_of(tensor)) == NOBODY).any()):
+        place = place_of_writes(tensor, writes, self._records)
+        if place is None:
             return origin
-        public = [write for write in writes if write.origin.lineage is PUBLIC]
-        if isinstance(place, RecordAxis) and any(tells_places(tensor, place, write, self._records) for write in public):
-            return origin
-        if any(write.origin.lineage is SOLE for write in writes):
-            place = SOLE
         last, parents = writes[-1].origin, tuple(write.origin for write in writes)
         digest = hash((origin.digest, last.func, *[parent.digest for parent in parents]))
         rows = last.rows if writes[-1].geometry == geometry_of(tensor) else UNPROVEN_ROWS

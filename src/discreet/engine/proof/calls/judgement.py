@@ -128,8 +128,9 @@ def judged(call: WatchedCall, made: list[Tensor]) -> Judged:
         hidden = UNKNOWN  # in the memory of another tensor
     if hidden is not None and not is_given_values(func, call.args):
         return Judged([MIXED] * len(made), here(hidden))
-    if func is Tensor.__deepcopy__ and type(call.args[-1]) is dict and _is_copy(reading.tensors[0], made[0]):
-        return Judged([reading.origins[0].lineage])
+    if func is Tensor.__deepcopy__:
+        is_copy = type(call.args[-1]) is dict and _is_copy(reading.tensors[0], made[0])
+        return Judged([reading.origins[0].lineage]) if is_copy else Judged([MIXED], here(UNKNOWN))
     has_rows = any(origin.rows is not None for origin in reading.origins)
     if not on_records or (is_constant(func, call.args) and len(reading.tensors) == 1 and reading.records > 1):
         if reading.opaque is not None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.engine.named_by_code import contents_of, is_installed, named_by
+from discreet.engine.dataset.named_by_code import contents_of, is_installed, named_by
 from discreet.engine.proof.lineage import addresses_of, has_memory, live_tensors, version_of
 from discreet.engine.support import modules_in
 

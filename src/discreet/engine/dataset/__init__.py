@@ -1,0 +1,1 @@
+"""What belongs to a dataset, so that it does not count as public in the training loop."""
