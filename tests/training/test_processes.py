@@ -52,6 +52,8 @@ def work(rank: int, place: str) -> None:
     two_processes.meet(rank, place)
     found: dict[str, Any] = {"size": World.current().size}
     net = loop.model()
+    net.register_buffer("unsaved", torch.tensor([1.0 + rank, 2.0]), persistent=False)
+    net.register_buffer("turns", torch.tensor([1j * (1 + rank)]), persistent=False)
     if rank == 1:  # a start of its own, which the first process's replaces
         torch.nn.init.ones_(net[0].weight)
     plan = loop.plan(FULL, batch=60)
@@ -62,6 +64,7 @@ def work(rank: int, place: str) -> None:
         "scale": run.progress.scale,
         "epsilon": run.spent().certified.epsilon,
         "charges": run.ledger.length,
+        "buffers": [net.get_buffer("unsaved").tolist(), torch.view_as_real(net.get_buffer("turns")).tolist()],
     }
     run.close()
     run, drawn = run_of(loop.plan(steps=40), shard(rank, cut=30))
@@ -105,7 +108,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 Found = tuple[Path, dict[str, Any], dict[str, Any]]
 
 
-@pytest.mark.parametrize("name", ["full", "scale", "poisson", "empty", "epsilon", "charges", "updates"])
+@pytest.mark.parametrize("name", ["full", "scale", "poisson", "empty", "epsilon", "charges", "updates", "buffers"])
 def test_both_processes_hold_the_same(found: Found, name: str) -> None:
     _, first, second = found
     assert first["size"] == second["size"] == 2

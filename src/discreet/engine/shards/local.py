@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from discreet.core.world import World
@@ -41,6 +42,10 @@ def gradient_like(parameter: Any, local: Tensor) -> Tensor:
 
 
 def share(model: nn.Module, world: World, holders: World) -> None:
-    """Give all processes the parameters and buffers of the first; shards go to those that hold the same ones."""
-    for tensor in model.state_dict().values():
-        (holders if is_sharded(tensor) else world).broadcast_(local_of(tensor))
+    """Give all processes the parameters and buffers of the first; shards go to those that hold the same ones.
+
+    Buffers that are not saved (`persistent=False`) are among them: the state of a model does not hold these.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        held = local_of(tensor).detach()
+        (holders if is_sharded(tensor) else world).broadcast_(torch.view_as_real(held) if held.is_complex() else held)
