@@ -46,7 +46,7 @@ class Probe:
         self, model: nn.Module, parameters: Sequence[Tracked], inputs: Any, batched: Sequence[bool], views: int = 1
     ) -> None:
         self._model, self._parameters, self._views = model, parameters, views
-        self._inputs, self._batched = inputs, tuple(batched)
+        self._inputs, self._batched, self._copies = inputs, tuple(batched), False
 
     def learn(self) -> tuple[ForwardTrace, Any]:
         """The script of a pass, and the random inputs for SMALL records that showed it.
@@ -121,13 +121,16 @@ class Probe:
         args, kwargs = inputs
         tracked = {id(root.tensor): root for root in self._parameters}
         records = [t for t, own in zip(tensors_in(inputs), self._batched, strict=True) if own]
-        prober = Prober(tracked, spreads, Marks(tracked, records), manner)
+        prober = Prober(tracked, spreads, Marks(tracked, records), manner, self._copies)
         device = self._parameters[0].tensor.device
         with forked_generator(device, PROBE_SEED + seed):
             before = _drawn(device)
             with torch.enable_grad(), CallWatch(prober, DECOMPOSITIONS, FORBIDDEN):
                 result = self._model(*args, **kwargs)
             draws = _drawn(device) != before
+        if prober.is_overwritten:
+            self._copies = True
+            return self._pass(inputs, spreads, manner, seed)
         outputs = [tensor.detach().clone() for tensor in tensors_in(result) if tensor.requires_grad]
         return Passed(prober.seen, prober.path, outputs, draws)
 
