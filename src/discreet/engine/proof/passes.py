@@ -215,3 +215,15 @@ def _where(tree: Any, chosen: Sequence[bool], change: Any) -> Any:
     """The same structure with the chosen tensors changed."""
     flags = iter(chosen)
     return replace(tree, lambda tensor: change(tensor) if next(flags) else tensor)
+
+
+def rows_of(tree: Any, other: Any, batched: Sequence[bool], chosen: Tensor, views: int) -> Any:
+    """`tree` with the rows of the records that are not chosen from `other`, which has the same structure."""
+    rows, others = chosen.repeat_interleave(views), iter(tensors_in(other))
+
+    def mixed(tensor: Tensor, own: bool) -> Tensor:
+        rest = next(others)
+        return torch.where(rows.view(-1, *[1] * (tensor.dim() - 1)).to(tensor.device), tensor, rest) if own else tensor
+
+    flags = iter(batched)
+    return replace(tree, lambda tensor: mixed(tensor, next(flags)))
