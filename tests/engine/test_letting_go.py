@@ -252,18 +252,31 @@ def test_a_proof_holds_no_tensor_behind() -> None:
 
 
 def test_the_self_check_holds_one_gradient_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    met, seen, most = selfcheck._GradientComparison.meet, list[weakref.ref[Tensor]](), [0]
+    kind, seen, most = selfcheck._GradientComparison, list[weakref.ref[Tensor]](), [0]
+    met, met_sum = kind.meet, kind.meet_sum
 
-    def counted(own: Any, truth: Tensor | None, *, record: int) -> None:
+    def count(truth: Tensor | None) -> None:
         if truth is not None:
             seen.append(weakref.ref(truth))
         most[0] = max(most[0], sum(one() is not None for one in seen))
+
+    def counted(own: Any, truth: Tensor | None, *, record: int) -> None:
+        count(truth)
         met(own, truth, record=record)
 
-    monkeypatch.setattr(selfcheck._GradientComparison, "meet", counted)
+    def counted_sum(own: Any, truth: Tensor | None) -> None:
+        count(truth)
+        met_sum(own, truth)
+
+    monkeypatch.setattr(kind, "meet", counted)
+    monkeypatch.setattr(kind, "meet_sum", counted_sum)
     engine = Engine(network())
     engine.script((records(),), {}, RECORDS)
-    assert len(seen) == 3 * len(engine.layout.names)
+    assert len(seen) == len(engine.layout.names)  # the sum is close
+    monkeypatch.setattr(kind, "is_close", lambda own, wholes: False)
+    engine = Engine(network())
+    engine.script((records(),), {}, RECORDS)
+    assert len(seen) == (1 + 1 + 3) * len(engine.layout.names)
     assert most[0] <= 2
 
 

@@ -28,8 +28,13 @@ def axis_of(make: Any) -> RecordAxis | None:
     many = torch.randn(LARGE, 4)
     search = AxisSearch(make(many[:SMALL]), make(many), "x")
     for half in separating(LARGE):
-        search.compare(make(torch.where(half.unsqueeze(1), torch.randn(LARGE, 4), many)), half)
+        search.compare(make(many), make(torch.where(half.unsqueeze(1), torch.randn(LARGE, 4), many)), half)
     return search.found()
+
+
+def test_each_record_is_replaced_and_comes_back() -> None:
+    """The passes of a probe go round: after all sets every record is as it was at first."""
+    assert torch.stack(separating(LARGE)).sum(0).tolist() == [2] * LARGE
 
 
 FOUND: list[tuple[str, Any, RecordAxis | None]] = [
@@ -289,3 +294,23 @@ def test_zeros_hide_no_mixing() -> None:
     engine.begin(6)
     with pytest.raises(Refused, match="keep the records apart"):
         model(x)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_what_a_model_writes_over_is_copied(writes: bool) -> None:
+    """A mean over the records shows in the output of the layer, although the model then writes over it."""
+
+    class Overwritten(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden: Tensor = self.layer(x - x.mean(0))
+            outputs: Tensor = self.last(x)
+            return outputs + (0.0 * hidden.zero_() if writes else 0.0 * hidden).sum(1, keepdim=True)
+
+    model = Overwritten()
+    roots = [Tracked(name, tensor) for name, tensor in model.named_parameters()]
+    with pytest.raises(Refused, match="to keep the records apart"):
+        Probe(model, roots, ((torch.randn(7, 4),), {}), (True,)).learn()

@@ -32,13 +32,13 @@ class AxisSearch:
         self._layouts = [] if axis is None else [RecordAxis(axis), RecordAxis(axis, minor=True)]
         self._is_constant = axis is None
 
-    def compare(self, moved: Tensor, replaced: Tensor) -> None:
-        """Take note of the same tensor of a pass with some records replaced."""
-        if self._layouts and self._large.shape[self._layouts[0].axis] == LARGE:
-            axis, kept = self._layouts[0].axis, (~replaced).nonzero().flatten().to(moved.device)
-            if torch.equal(self._large.index_select(axis, kept), moved.index_select(axis, kept)):
+    def compare(self, before: Tensor, moved: Tensor, replaced: Tensor) -> None:
+        """Take note of the same tensor of two passes of LARGE records that differ in some of them."""
+        if self._layouts and before.shape == moved.shape and moved.shape[self._layouts[0].axis] == LARGE:
+            axis, kept = self._layouts[0].axis, (~replaced).nonzero().flatten().tolist()
+            if all(torch.equal(before.select(axis, one), moved.select(axis, one)) for one in kept):
                 return  # nearly always: the others stay, whatever the replaced ones do
-        change = changed(self._large, moved)
+        change = changed(before, moved)
         if change is None:
             return
         if self._is_constant and self._what == OUTPUT and self._large.dim() == 0:

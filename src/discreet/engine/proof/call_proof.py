@@ -58,7 +58,8 @@ from discreet.engine.proof.provable_call import (
 from discreet.engine.trace.capture import RecordAxis
 
 _SOURCE, _MOST_CHOICES, _SEEDED = ValueSource(), 32, torch.Generator().manual_seed(SEED).get_state()
-_SPECIAL: Final = (Pattern.BROKEN, Pattern.ZERO, Pattern.ONE)  # values that gradients may go by
+_SCALES: Final = (Pattern.MODERATE, Pattern.SPREAD)
+_GRADED: Final = (*_SCALES, Pattern.TINY, Pattern.BROKEN, Pattern.ZERO, Pattern.ONE)  # the first three for MANY
 _CONDITIONS: Final = (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE)  # random ones may all be false
 
 
@@ -123,7 +124,7 @@ class _Proof:
 
         Every entry holds the number of its record, so that the result shows whose entries went where; the second run
         shows which entries are constants. This is more than replacing records shows. What goes back is the transpose
-        of what is shown, at every size; it is run for the first one. None if entries are not copied after all.
+        of what is shown, at every size and for all values; it is run for one size. None if entries are not copied.
         """
         leaf = self.call.leaves[0]
         if not isinstance(leaf.place, RecordAxis) or leaf.like.dtype == torch.bool or leaf.like.is_complex():
@@ -133,7 +134,7 @@ class _Proof:
                 return None
             if any(one.moved and not one.candidates for one in self.seen or ()):
                 return self._mixed()
-        return self._finished(sizes[:1])
+        return self._finished(sizes[:1], _SCALES)  # those that the gradients of what it gives go by
 
     def _copies(self, leaf: Leaf, place: RecordAxis, records: int) -> bool:
         """Whether a call copies entries that hold the number of their record; note where they go."""
@@ -155,8 +156,8 @@ class _Proof:
             one.candidates = [axis for axis in own if belongs(axis, old, change, numbers)]
         return True
 
-    def _finished(self, graded: Sequence[int]) -> CallVerdict:
-        """The verdict after all forward runs; gradients are run for `graded` numbers of records."""
+    def _finished(self, graded: Sequence[int], values: Sequence[Pattern] = _GRADED) -> CallVerdict:
+        """The verdict after all forward runs; gradients are run for `graded` numbers of records, on these values."""
         assert self.seen is not None
         by_size, is_exact = self.call.func in BY_SIZE, len(self.shapes) == 1
         places = tuple(one.place(is_by_size=by_size, is_exact=is_exact) for one in self.seen)
@@ -175,7 +176,7 @@ class _Proof:
             return self._mixed("what it gives a record depends on the number of records")
         if switches_formula(self.call):
             return self._mixed("with more than 25 rows it uses a formula that cannot tell near points apart")
-        if not all(self._gradients_apart(records, places) for records in graded):
+        if not all(self._gradients_apart(records, places, values) for records in graded):
             return self._mixed("the gradient that goes back to one record moves with others")
         return CallVerdict(places, factors, self.written, why, rows=rows)
 
@@ -297,22 +298,21 @@ class _Proof:
 
     # -- gradients -------------------------------------------------------------------------------------
 
-    def _gradients_apart(self, records: int, places: Sequence[Place]) -> bool:
+    def _gradients_apart(self, records: int, places: Sequence[Place], values: Sequence[Pattern]) -> bool:
         leaves = enumerate(self.call.leaves)
         wanted = [i for i, leaf in leaves if leaf.needs_grad and isinstance(leaf.place, RecordAxis)]
         if not wanted:
             return True
         chosen = separating(records) if records <= FEW else alternating(records)
-        for pattern in (Pattern.MODERATE, Pattern.SPREAD, Pattern.TINY, *(_SPECIAL if records <= FEW else ())):
-            is_special = pattern not in (Pattern.MODERATE, Pattern.SPREAD)
+        for pattern in values if records <= FEW else values[:3]:
+            is_special = pattern not in _SCALES
             base = [self._base(leaf, records, pattern) for leaf in self.call.leaves]
             before = self._pulled(base, None, None, records, places, pattern, wanted)
             if before is None:
                 continue
             for half in chosen:
-                after = self._pulled(
-                    self._replaced(base, half, records, pattern), before[1], half, records, places, pattern, wanted
-                )
+                moved = self._replaced(base, half, records, pattern)
+                after = self._pulled(moved, before[1], half, records, places, pattern, wanted)
                 if after is None:
                     continue
                 for i, old, new in zip(wanted, before[0], after[0], strict=True):

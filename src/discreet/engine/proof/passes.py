@@ -79,14 +79,32 @@ class Passed:
 
 @dataclass
 class Prober:
-    """The follower of a probe pass. `spreads` are the calls known to spread a parameter over the records."""
+    """The follower of a probe pass. `spreads` are the calls known to spread a parameter over the records.
+
+    copies  what calls take and give is copied, because the model writes into some of it
+    """
 
     tracked: dict[int, Tracked]
     spreads: frozenset[int]
     marks: Marks
     manner: ProbeMode
+    copies: bool
     seen: list[SeenCall] = field(default_factory=list)
     path: list[TracedStep] = field(default_factory=list)
+    _lent: list[tuple[Tensor, int]] = field(default_factory=list)
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether a later call wrote into a tensor that was to be kept as it was."""
+        return any(tensor._version != version for tensor, version in self._lent)
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """The values of a tensor; its own memory unless `copies`, as new memory takes longer than to fill it."""
+        own = tensor.detach()
+        if self.copies:
+            return own.clone()
+        self._lent.append((own, own._version))
+        return own
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         on_records = self.marks.on(tensors)
@@ -111,7 +129,7 @@ class Prober:
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         tensors = tensors_in((args, kwargs))
-        inputs = [None if id(tensor) in self.tracked else tensor.detach().clone() for tensor in tensors]
+        inputs = [None if id(tensor) in self.tracked else self._kept(tensor) for tensor in tensors]
         on_records = self.marks.on(tensors)
         if on_records:
             refuse_reading(func)
@@ -125,9 +143,8 @@ class Prober:
             return result
         derives = not on_records and len(self.seen) not in self.spreads
         names = tuple(tracked.name for tracked in found)
-        copies = [tensor.detach().clone() for tensor in outputs]
-        is_single = isinstance(result, Tensor)
-        self.seen.append(SeenCall(func, names, settings, derives, inputs, copies, is_single))
+        kept, is_single = [self._kept(tensor) for tensor in outputs], isinstance(result, Tensor)
+        self.seen.append(SeenCall(func, names, settings, derives, inputs, kept, is_single))
         if derives:
             track_derived(self.tracked, func, args, kwargs, result, found)
         return result
@@ -198,3 +215,15 @@ def _where(tree: Any, chosen: Sequence[bool], change: Any) -> Any:
     """The same structure with the chosen tensors changed."""
     flags = iter(chosen)
     return replace(tree, lambda tensor: change(tensor) if next(flags) else tensor)
+
+
+def rows_of(tree: Any, other: Any, batched: Sequence[bool], chosen: Tensor, views: int) -> Any:
+    """`tree` with the rows of the records that are not chosen from `other`, which has the same structure."""
+    rows, others = chosen.repeat_interleave(views), iter(tensors_in(other))
+
+    def mixed(tensor: Tensor, own: bool) -> Tensor:
+        rest = next(others)
+        return torch.where(rows.view(-1, *[1] * (tensor.dim() - 1)).to(tensor.device), tensor, rest) if own else tensor
+
+    flags = iter(batched)
+    return replace(tree, lambda tensor: mixed(tensor, next(flags)))

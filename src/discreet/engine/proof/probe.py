@@ -22,7 +22,7 @@ from discreet.core.secret_draws import seed_default_generators
 from discreet.engine.proof.axes import OUTPUT, AxisSearch, same_for_every_size
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.generic_values import separating
-from discreet.engine.proof.passes import DRAWS, Draw, Passed, ProbeMode, Prober, SeenCall
+from discreet.engine.proof.passes import DRAWS, Draw, Passed, ProbeMode, Prober, SeenCall, rows_of
 from discreet.engine.trace.capture import Call, CallWatch, ForwardTrace, Marks, TracedStep, Tracked, tensors_in
 from discreet.engine.trace.decompose import DECOMPOSITIONS
 from discreet.engine.trace.settings import LARGE, SMALL, learned
@@ -46,7 +46,7 @@ class Probe:
         self, model: nn.Module, parameters: Sequence[Tracked], inputs: Any, batched: Sequence[bool], views: int = 1
     ) -> None:
         self._model, self._parameters, self._views = model, parameters, views
-        self._inputs, self._batched = inputs, tuple(batched)
+        self._inputs, self._batched, self._copies = inputs, tuple(batched), False
 
     def learn(self) -> tuple[ForwardTrace, Any]:
         """The script of a pass, and the random inputs for SMALL records that showed it.
@@ -79,14 +79,19 @@ class Probe:
         _repeats(first, self._pass(small, spreads))
         _no_nan(first, grown)
         searches = _Searches(first, grown)
-        for half in separating(LARGE):
-            inputs = large
-            for record in half.nonzero().flatten().tolist():
-                inputs = draw.replaced(inputs, self._batched, record, self._views, generator)
-            other = self._pass(inputs, spreads)
+        fresh = large
+        for record in range(LARGE):
+            fresh = draw.replaced(fresh, self._batched, record, self._views, generator)
+        *halves, last = separating(LARGE)
+        before, is_fresh = grown, torch.zeros(LARGE, dtype=torch.bool)
+        for half in halves:  # each record is in two of all: it becomes another in the first, and itself in the second
+            is_fresh = is_fresh ^ half
+            other = self._pass(rows_of(fresh, large, self._batched, is_fresh, self._views), spreads)
             _same_path(first, other)
             _settings_stay(grown, other)
-            searches.compare(other, half)
+            searches.compare(before, other, half)
+            before = other
+        searches.compare(before, grown, last)  # so that after the last one all are as they were
         script = searches.script(self._batched, first.path)
         still, grown_still, redrawn = first, grown, []  # of the last, settings alone
         if first.draws:
@@ -121,13 +126,16 @@ class Probe:
         args, kwargs = inputs
         tracked = {id(root.tensor): root for root in self._parameters}
         records = [t for t, own in zip(tensors_in(inputs), self._batched, strict=True) if own]
-        prober = Prober(tracked, spreads, Marks(tracked, records), manner)
+        prober = Prober(tracked, spreads, Marks(tracked, records), manner, self._copies)
         device = self._parameters[0].tensor.device
         with forked_generator(device, PROBE_SEED + seed):
             before = _drawn(device)
             with torch.enable_grad(), CallWatch(prober, DECOMPOSITIONS, FORBIDDEN):
                 result = self._model(*args, **kwargs)
             draws = _drawn(device) != before
+        if prober.is_overwritten:
+            self._copies = True
+            return self._pass(inputs, spreads, manner, seed)
         outputs = [tensor.detach().clone() for tensor in tensors_in(result) if tensor.requires_grad]
         return Passed(prober.seen, prober.path, outputs, draws)
 
@@ -240,19 +248,19 @@ def _buffers_unchanged(model: nn.Module, state: dict[str, Tensor]) -> None:
 
 
 class _Searches:
-    """The record axes of all that a pass computes; each pass with replaced records is compared and let go of."""
+    """The record axes of all that a pass computes; passes with replaced records are compared and let go of."""
 
     def __init__(self, first: Passed, grown: Passed) -> None:
-        self._grown, self._is_moved = grown, False
+        self._is_moved = False
         self._calls = [_CallAxes(*pair) for pair in zip(first.seen, grown.seen, strict=True)]
         self._outputs = [AxisSearch(*pair, OUTPUT) for pair in zip(first.outputs, grown.outputs, strict=True)]
 
-    def compare(self, moved: Passed, replaced: Tensor) -> None:
-        for call, seen in zip(self._calls, moved.seen, strict=True):
-            call.compare(seen, replaced)
-        for search, whole, tensor in zip(self._outputs, self._grown.outputs, moved.outputs, strict=True):
-            search.compare(tensor, replaced)
-            self._is_moved |= not _same(whole, tensor)
+    def compare(self, before: Passed, moved: Passed, replaced: Tensor) -> None:
+        for call, old, new in zip(self._calls, before.seen, moved.seen, strict=True):
+            call.compare(old, new, replaced)
+        for search, was, tensor in zip(self._outputs, before.outputs, moved.outputs, strict=True):
+            search.compare(was, tensor, replaced)
+            self._is_moved |= not _same(was, tensor)
 
     def script(self, batched: tuple[bool, ...], path: list[TracedStep]) -> ForwardTrace:
         calls, outputs = [call.found() for call in self._calls], [search.found() for search in self._outputs]
@@ -269,7 +277,7 @@ class _CallAxes:
     """The record axes of one call with parameters."""
 
     def __init__(self, small: SeenCall, large: SeenCall) -> None:
-        self._small, self._large = small, large
+        self._small = small
         if small.derives:
             return
         require(
@@ -284,18 +292,19 @@ class _CallAxes:
         ]
         self._output = AxisSearch(small.outputs[0], large.outputs[0], f"the output of {small.where}")
 
-    def compare(self, moved: SeenCall, replaced: Tensor) -> None:
+    def compare(self, before: SeenCall, moved: SeenCall, replaced: Tensor) -> None:
         if self._small.derives:
             require(
-                all(_same(a, b) for a, b in zip(moved.outputs, self._large.outputs, strict=True)),
+                all(_same(a, b) for a, b in zip(before.outputs, moved.outputs, strict=True)),
                 f"{self._small.where} to depend on parameters alone",
                 "a result that moves with the records",
                 "keep the records on an axis of their own: this looks like a statistic of the batch",
             )
             return
-        for search, tensor in zip([*self._inputs, self._output], [*moved.inputs, *moved.outputs], strict=True):
-            if search is not None and tensor is not None:
-                search.compare(tensor, replaced)
+        pairs = zip([*before.inputs, *before.outputs], [*moved.inputs, *moved.outputs], strict=True)
+        for search, (was, tensor) in zip([*self._inputs, self._output], pairs, strict=True):
+            if search is not None and was is not None and tensor is not None:
+                search.compare(was, tensor, replaced)
 
     def found(self) -> Call:
         seen = self._small
