@@ -34,7 +34,7 @@ SEARCH: Final = "--tune-on mnist --trials"
 TRIALS: Final = {"features": 4, "cnn-small": 2}
 PARTS: Final = {
     "features": "--preset fast --eval-every 80",
-    "cnn-small": f"--model cnn-small --batch 2048 --epochs 10 --methods {SIX}",
+    "cnn-small": f"--model cnn-small --batch 2048 --epochs 10 --eval-every 300 --methods {SIX}",
 }
 QUICK: Final = {
     "features": "--preset fast --methods dp-sgd,psac --steps 12",

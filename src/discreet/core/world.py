@@ -79,6 +79,14 @@ class World:
         """Whether it holds in any process."""
         return bool(self.sum_(torch.tensor([float(holds)])) > 0)
 
+    def agree(self, number: int | None) -> bool:
+        """Whether all processes that have a number, of at most 62 bits, have the same one."""
+        least = -(1 << 62)
+        ends = torch.tensor([least, least] if number is None else [number, -number])
+        self._all("comparison", ends, lambda flat: dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=self.group))
+        most, negative = ends.tolist()
+        return bool(most == -negative or most == least)
+
     def sum_parts_(self, vector: torch.Tensor) -> torch.Tensor:
         """Replace this process's part of a vector by its sum over the processes, and the rest by zeros.
 

@@ -57,7 +57,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         super().__init__()
         self.backwards = CustomBackwards()
         self.table = LineageTable(model, self.backwards.note, wholes)
-        self._programs, self._backward_programs = KnownPrograms(), KnownPrograms()
+        self.programs, self.backward_programs = KnownPrograms(), KnownPrograms()
         self._surroundings, self.generators = Surroundings(RecordWatch), Generators()
         self._regions, self.calls = Regions(self.table, self._resumed), KnownCalls()
         self._records, self.kind, self._memory = 0, BatchKind.FREE, KnownMemory()
@@ -87,9 +87,9 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         DECLARED.new_batch()
         for index, (tensor, place) in enumerate(places):
             where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
-            digest, is_known = hash(("batch", index)), place is not MIXED
-            origin = self.table.leaf(tensor, where, digest) if is_known else Origin(MIXED, digest, blame=blame.UNKNOWN)
-            self.table.put(tensor, origin)
+            name, is_known = ("batch", index), place is not MIXED
+            origin = Origin(MIXED, hash(name), blame=blame.UNKNOWN)
+            self.table.put(tensor, self.table.leaf(tensor, where, hash(name), name) if is_known else origin)
         self.calls.begin(records)
         self._push()
 
@@ -147,12 +147,12 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
 
     def rehearse(self, sizes: Sequence[int]) -> None:
         """Losses have to be made for rehearsals of these numbers of records first."""
-        self._programs.sizes, self._programs.needs_rehearsal = frozenset(sizes), True
+        self.programs.sizes, self.programs.needs_rehearsal = frozenset(sizes), True
 
     @property
     def needs_rehearsal(self) -> bool:
         """Whether the newest way to make losses was not rehearsed yet."""
-        return self._programs.needs_rehearsal
+        return self.programs.needs_rehearsal
 
     @property
     def is_rehearsed(self) -> bool:
@@ -198,7 +198,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
             require(self.table.is_memory_unchanged(), *blame.TAMPERED)
             self._surroundings.check()
             self.generators.check(origin)
-            self._programs.check(origin, self._records, tuple(self._declared), self.kind)
+            self.programs.check(origin, self._records, tuple(self._declared), self.kind)
         self._pop()
 
     @contextmanager
@@ -219,7 +219,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
             made = self.backwards.made()
             if made.parents:
                 self.generators.check(made)
-            self._backward_programs.check(made, self._records, tuple(self._declared), self.kind)
+            self.backward_programs.check(made, self._records, tuple(self._declared), self.kind)
 
     @contextmanager
     def _resumed(self, forward: Callable[[Any, Any, Any], Any] | None = None) -> Iterator[None]:

@@ -7,7 +7,7 @@ import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, Final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from discreet.core import check
 from discreet.core.streams import Streams
 from discreet.core.world import World
+from discreet.engine.record_watch import RecordWatch
 from discreet.stages.plan import Plan
 from discreet.training.collate import seeded_generators
 
@@ -109,6 +110,37 @@ def _setting(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_setting(item) for item in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__qualname__
+
+
+@final
+class Ways:
+    """Refuses a step whose processes make their losses in different ways, before it is charged.
+
+    Leaving one record out moves others to another process. Guarantee: a record's loss is made by the same calls, with
+    the same numbers, parameters and public tensors, in every process. Not compared: values that `discreet.public`
+    declares, and losses that records had to show because a declared choice never came twice.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world, self._ways = world, set[tuple[int | None, int | None]]()
+
+    def note(self, watch: RecordWatch) -> None:
+        """The losses of a micro-batch were made."""
+        self._ways.add((watch.programs.way, watch.backward_programs.way))
+
+    def check(self) -> None:
+        """Compare the ways of all processes in this step; a process without records has none."""
+        if self._world.size > 1:
+            known = sorted(way for way in self._ways if None not in way)
+            expected = "losses that every process makes by the same calls, with the same numbers and public tensors"
+            remedy = (
+                "use the same code and constants in every process: draw what is public under one seed, not under the "
+                "rank, or make it a buffer of the model; choose alike where you declare a choice with discreet.public"
+            )
+            numbers = [hashlib.blake2b(repr(known).encode(), digest_size=7).digest()] if known else []
+            same = self._world.agree(int.from_bytes(numbers[0], "big") if numbers else None)
+            check.require(same, expected, "other losses in some processes", remedy)
+        self._ways.clear()
 
 
 _COMPARED: Final = 16  # records of each process

@@ -42,6 +42,7 @@ from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.update import update
 from discreet.stages.values import BoundedSum, PrivateState, Released, StepContext
+from discreet.training.agreement import Ways
 from discreet.training.averaging import Average
 from discreet.training.candidate import CandidateUpdate
 from discreet.training.handover import Handover
@@ -103,6 +104,7 @@ class PrivateStep:
             plan.mechanism.prepare(self._context)
         self._learning = plan.bounder.learning(self._context)
         self._candidate: CandidateUpdate | None = None
+        self._ways = Ways(world)
 
     @property
     def is_testing(self) -> bool:
@@ -156,6 +158,7 @@ class PrivateStep:
         if not self._model.watch.is_rehearsed:
             self._sums.add_nothing()
             return False
+        self._ways.note(self._model.watch)
         if self._rows is not None:
             self._rows.add(vacant)
         self._sums.add(vacant)
@@ -173,6 +176,7 @@ class PrivateStep:
         self._model.check(losses)
         if not self._model.watch.is_rehearsed:
             return False
+        self._ways.note(self._model.watch)
         self._candidate.add(losses, records, views, units, vacant)
         return True
 
@@ -249,6 +253,7 @@ class PrivateStep:
 
     def _charge(self, event: Event, step: int) -> None:
         """Record the charge. The first process has the ledger on disk: no other adds noise before it has paid."""
+        self._ways.check()
         self._pay(event, step)
         self._world.wait_for_first()
 

@@ -181,6 +181,10 @@ class ExistingTensors:
             return False
         return found[1] == version_of(tensor) and found[2] == _content(tensor)
 
+    def name_of(self, tensor: Tensor) -> tuple[Any, ...]:
+        """What it held, which other processes can compare."""
+        return "existing", self._known[id(tensor)][2], str(tensor.dtype), tuple(tensor.shape)
+
     def forget(self, tensor: Tensor) -> None:
         """It holds records."""
         self._known.pop(id(tensor), None)
@@ -209,7 +213,8 @@ class HeldTensor:
     @classmethod
     def of(cls, tensor: Tensor, number: int) -> HeldTensor:
         """A tensor as it is now, by its place among those of the model."""
-        frozen, trained = (Origin(PUBLIC, hash(("held", number, needs))) for needs in (False, True))
+        names = [("held", number, needs) for needs in (False, True)]
+        frozen, trained = (Origin(PUBLIC, hash(name), settings=name) for name in names)
         frozen.is_kept = trained.is_kept = True
         return cls(tensor, tensor.shape, tensor.dtype, frozen, trained)
 

@@ -117,19 +117,21 @@ class LineageTable:
         known = self.held.get(id(tensor))
         return known if known is not None and known.is_as_it_was(tensor) else HeldTensor.of(tensor, number)
 
-    def leaf(self, tensor: Tensor, lineage: Lineage | RecordAxis, digest: int) -> Origin:
+    def leaf(self, tensor: Tensor, lineage: Lineage | RecordAxis, digest: int, name: Any = None) -> Origin:
         """The origin of a tensor that no call made: one for all tensors of its kind that stand in its place.
+
+        name  what other processes have in its place, if they make their losses alike (program_digest.py)
 
         Its form is that of the tensor, so that sizes, type and the number of records tell origins apart, too.
         """
         if not has_memory(tensor):
-            return Origin(lineage, digest)
+            return Origin(lineage, digest, settings=name)
         key = lineage, digest, self._records, tensor.shape, tensor.dtype
         known = self._leaves.get(key)
         if known is None:
             if len(self._leaves) >= _MOST_LEAVES:
                 self._leaves.clear()  # calls on them are judged anew
-            known = self._leaves[key] = Origin(lineage, digest)
+            known = self._leaves[key] = Origin(lineage, digest, settings=name)
             known.is_kept = True
         return known
 
@@ -185,7 +187,8 @@ class LineageTable:
             if tensor.requires_grad and torch.is_grad_enabled():
                 refuse_trained(tensor)
             self._used.append(tensor)
-            return self.put(tensor, self.leaf(tensor, PUBLIC, hash(("existing", id(tensor)))), 0)
+            digest, name = hash(("existing", id(tensor))), self._existing.name_of(tensor)
+            return self.put(tensor, self.leaf(tensor, PUBLIC, digest, name), 0)
         if self._existing.existed(tensor):
             return self.put(tensor, Origin(MIXED, 0, blame=here(CHANGED)))
         if not tensor.untyped_storage().resizable():  # memory that torch did not take by itself

@@ -24,6 +24,7 @@ from torch import Tensor
 from discreet.core.check import refuse
 from discreet.engine.proof.draws.layouts import Layout
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, PUBLIC, Origin
+from discreet.engine.proof.program_digest import digest_of
 from discreet.engine.proof.small_sizes import named
 from discreet.engine.proof.verdicts import readable
 from discreet.engine.trace.settings import ELEMENTWISE
@@ -277,11 +278,13 @@ class _Program:
 
     first, records  the losses that showed it, and for how many records
     seen            digests of losses that were compared with them, and their numbers of records
+    common          a number that other processes have for it, too; None if records showed it
     """
 
     first: Origin
     records: int
     seen: set[tuple[int, int]]
+    common: int | None
 
 
 @final
@@ -292,6 +295,7 @@ class KnownPrograms:
         self._programs: dict[tuple[Any, ...], _Program] = {}
         self.sizes: frozenset[int] = frozenset()  # numbers of records that rehearsals have
         self.needs_rehearsal = False  # whether the newest way was not rehearsed yet
+        self.way: int | None = None  # of the losses that were checked last, the number that all processes have for it
 
     def check(self, losses: Origin, records: int, declared: tuple[Any, ...], kind: BatchKind) -> None:
         """Refuse losses that are made in another way than the first.
@@ -305,7 +309,9 @@ class KnownPrograms:
                 return
             if len(self._programs) >= _MOST_CHOICES:
                 del self._programs[next(iter(self._programs))]  # it is compared anew when it comes back
-            known = self._programs[declared] = _Program(losses, records, {(losses.digest, records)})
+            common = None if kind is BatchKind.FREE else digest_of(losses)
+            known = self._programs[declared] = _Program(losses, records, {(losses.digest, records)}, common)
+        self.way = known.common
         seen = losses.digest, records
         if seen not in known.seen:
             comparison = ProgramComparison((known.records, records), is_shown=kind is BatchKind.REHEARSAL)
