@@ -215,6 +215,23 @@ def test_copies_of_a_batch_are_accepted() -> None:
     assert run.progress.step == loop.STEPS
 
 
+@pytest.mark.parametrize("by", ["tensor", "storage"])
+def test_a_memo_does_not_bring_memory_that_numpy_writes_to(by: str) -> None:
+    """It gave a tensor with the values of the records, which then changed unseen."""
+
+    def mean(x: Tensor) -> Tensor:
+        array = x.numpy().copy()
+        shared = torch.from_numpy(array)
+        storages = {x.untyped_storage()._cdata: shared.untyped_storage()}
+        memo: dict[Any, Any] = {id(x): shared} if by == "tensor" else {"torch": storages}
+        copied = x.__deepcopy__(memo)
+        array[:] = array.mean(0)
+        return copied
+
+    with pytest.raises(Refused):
+        trained(mean)
+
+
 def test_the_hooks_of_the_engine_are_out_of_reach() -> None:
     """Replaced hooks moved the sum by 3.4 clips."""
     run = loop.private()

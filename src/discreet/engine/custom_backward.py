@@ -173,7 +173,7 @@ class CustomBackwards:
         for index, gradient in enumerate(gradients):
             if gradient is not None:
                 place = known.outputs.get(index, first).lineage
-                self._table.put(gradient, Origin(place, hash(("gradient", known.number, index))))
+                self._table.put(gradient, Origin(place, hash(name := ("gradient", known.number, index)), settings=name))
         saved = known.node.saved_tensors  # unpacked again inside: those are found by the memory of these
         for one, origin in zip(saved, known.saved, strict=True):
             self._table.put(one, origin)

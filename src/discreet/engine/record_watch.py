@@ -32,7 +32,7 @@ from discreet.engine.dataset.held_tensors import KnownMemory, changed_tensors, t
 from discreet.engine.proof import blame
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.calls.expected import ExpectedCalls
-from discreet.engine.proof.calls.judgement import WatchedCall, judged, slice_written
+from discreet.engine.proof.calls.judgement import WatchedCall, is_new_to_memo, judged, slice_written
 from discreet.engine.proof.calls.known_calls import Draws, KnownCall, KnownCalls
 from discreet.engine.proof.declared import DECLARED
 from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted, refuse_uncounted
@@ -298,8 +298,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         if func == DATA_GET:
             func = Tensor.detach  # the same, but writes are counted
         reading = Reading(self._records, values=func not in SIZED)
-        # What a memo holds does not matter: a deep copy is compared with the tensor bit by bit.
-        shown = args[:1] if func is Tensor.__deepcopy__ else args
+        shown = args[:1] if func is Tensor.__deepcopy__ and is_new_to_memo(*args) else args
         read = reading.read_call(shown, kwargs, self.table.find)
         call = WatchedCall(func, args, kwargs, reading, (func, read, self._surroundings.modes))
         known = self.calls.find(call) if self._regions.is_outside() else None

@@ -118,24 +118,25 @@ class Ways:
 
     Leaving one record out moves others to another process. Guarantee: a record's loss is made by the same calls, with
     the same numbers, parameters and public tensors, in every process. Not compared: values that `discreet.public`
-    declares, and losses that records had to show because a declared choice never came twice.
+    declares, and losses that were not rehearsed because a declared choice never came twice.
     """
 
     def __init__(self, world: World) -> None:
         self._world, self._ways = world, set[tuple[int | None, int | None]]()
 
-    def note(self, watch: RecordWatch) -> None:
+    def note(self, watch: RecordWatch, *, has_gradients: bool = True) -> None:
         """The losses of a micro-batch were made."""
-        self._ways.add((watch.programs.way, watch.backward_programs.way))
+        self._ways.add((watch.programs.way, watch.backward_programs.way if has_gradients else None))
 
     def check(self) -> None:
         """Compare the ways of all processes in this step; a process without records has none."""
         if self._world.size > 1:
-            known = sorted(way for way in self._ways if None not in way)
+            known = sorted((way, -1 if back is None else back) for way, back in self._ways if way is not None)
             expected = "losses that every process makes by the same calls, with the same numbers and public tensors"
             remedy = (
                 "use the same code and constants in every process: draw what is public under one seed, not under the "
-                "rank, or make it a buffer of the model; choose alike where you declare a choice with discreet.public"
+                "rank, or make it a buffer of the model; choose alike where you declare a choice with discreet.public; "
+                "pass the same micro_batch"
             )
             numbers = [hashlib.blake2b(repr(known).encode(), digest_size=7).digest()] if known else []
             same = self._world.agree(int.from_bytes(numbers[0], "big") if numbers else None)

@@ -176,7 +176,7 @@ class PrivateStep:
         self._model.check(losses)
         if not self._model.watch.is_rehearsed:
             return False
-        self._ways.note(self._model.watch)
+        self._ways.note(self._model.watch, has_gradients=False)
         self._candidate.add(losses, records, views, units, vacant)
         return True
 

@@ -278,13 +278,13 @@ class _Program:
 
     first, records  the losses that showed it, and for how many records
     seen            digests of losses that were compared with them, and their numbers of records
-    common          a number that other processes have for it, too; None if records showed it
+    common          a number that other processes have for it, too; None before it is rehearsed
     """
 
     first: Origin
     records: int
     seen: set[tuple[int, int]]
-    common: int | None
+    common: int | None = None
 
 
 @final
@@ -302,15 +302,16 @@ class KnownPrograms:
 
         declared  choices of this step that the user declared public
         """
-        known = self._programs.get(declared)
+        known, self.way = self._programs.get(declared), None
         if known is None:
             if kind is BatchKind.REHEARSED:
                 self.needs_rehearsal = True
                 return
             if len(self._programs) >= _MOST_CHOICES:
                 del self._programs[next(iter(self._programs))]  # it is compared anew when it comes back
-            common = None if kind is BatchKind.FREE else digest_of(losses)
-            known = self._programs[declared] = _Program(losses, records, {(losses.digest, records)}, common)
+            known = self._programs[declared] = _Program(losses, records, {(losses.digest, records)})
+        if known.common is None and kind is BatchKind.REHEARSAL:
+            known.common = digest_of(losses)
         self.way = known.common
         seen = losses.digest, records
         if seen not in known.seen:

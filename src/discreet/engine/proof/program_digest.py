@@ -26,6 +26,7 @@ def digest_of(losses: Origin) -> int:
     """The same calls on the same parameters and batch, with the same numbers and public values, have one number."""
     text = hashlib.blake2b(digest_size=_BYTES)
     numbers: dict[int, int] = {}
+    known: dict[str, int] = {}  # equal calls may be one object in one process and two in another
     ahead = [losses]
     while ahead:  # parents first
         origin = ahead[-1]
@@ -36,9 +37,10 @@ def digest_of(losses: Origin) -> int:
         ahead.pop()
         if id(origin) in numbers:
             continue
-        numbers[id(origin)] = len(numbers)
-        parents = [numbers[id(parent)] for parent in origin.parents]
-        text.update(f"{_line(origin)} {parents}\n".encode())
+        line = f"{_line(origin)} {[numbers[id(parent)] for parent in origin.parents]}\n"
+        if line not in known:
+            text.update(line.encode())
+        numbers[id(origin)] = known.setdefault(line, len(known))
     return int.from_bytes(text.digest(), "big")
 
 

@@ -48,4 +48,5 @@ def share(model: nn.Module, world: World, holders: World) -> None:
     """
     for tensor in (*model.parameters(), *model.buffers()):
         held = local_of(tensor).detach()
+        held = held[tuple(slice(1) if step == 0 else slice(None) for step in held.stride())]  # one of repeated entries
         (holders if is_sharded(tensor) else world).broadcast_(torch.view_as_real(held) if held.is_complex() else held)

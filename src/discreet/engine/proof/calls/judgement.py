@@ -11,7 +11,17 @@ from torch import Tensor
 from discreet.engine.proof.blame import BY_PLACE, UNINITIALISED, UNKNOWN, blame_for, here, is_uninitialised
 from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.draws.read_draws import draws_used
-from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Blame, Origin, PublicRows, storage_of, versions_of
+from discreet.engine.proof.lineage import (
+    MIXED,
+    PUBLIC,
+    SOLE,
+    Blame,
+    Origin,
+    PublicRows,
+    has_memory,
+    storage_of,
+    versions_of,
+)
 from discreet.engine.proof.provable_call import ALL_FOLLOW, Numbers, Place
 from discreet.engine.proof.public_rows import is_rows, public_rows, rows_of_memory
 from discreet.engine.proof.verdicts import (
@@ -180,6 +190,17 @@ def slice_written(args: Any, find: Callable[[Tensor], Origin], records: int) -> 
     rows = found.rows[0] if found.rows else None
     made_by = func, (call.description, repr(index)), (came,)
     return view, Origin(found.places[0], digest, *made_by, found.blame, rows=rows)
+
+
+def is_new_to_memo(tensor: Tensor, memo: Any) -> bool:
+    """Whether a deep copy will get memory of its own: then what else the memo holds does not matter.
+
+    A memo that has a copy already gives back whatever it holds, which others may write to.
+    """
+    if type(memo) is not dict or id(tensor) in memo or not has_memory(tensor):
+        return False
+    storages = memo.get("torch", {})
+    return type(storages) is dict and tensor.untyped_storage()._cdata not in storages
 
 
 def _is_copy(tensor: Tensor, made: Tensor) -> bool:
