@@ -118,7 +118,7 @@ class Ways:
 
     Leaving one record out moves others to another process. Guarantee: a record's loss is made by the same calls, with
     the same numbers, parameters and public tensors, in every process. Not compared: values that `discreet.public`
-    declares, and losses that were not rehearsed because a declared choice never came twice.
+    declares, sizes of a record, and losses that were not rehearsed because a declared choice never came twice.
     """
 
     def __init__(self, world: World) -> None:
