@@ -14,6 +14,12 @@ setup(
             **LIMITED,
         ),
         Extension("discreet.engine.proof.calls._expected", ["src/discreet/engine/proof/calls/_expected.c"], **LIMITED),
-        Extension("discreet.engine._untouched", ["src/discreet/engine/_untouched.c"], **LIMITED),
+        Extension("discreet.engine._model_state", ["src/discreet/engine/_model_state.c"], **LIMITED),
+        Extension(
+            "discreet.engine.factors._lengths",
+            ["src/discreet/engine/factors/_lengths.c"],
+            extra_compile_args=["-O3", "-fno-math-errno"],
+            **LIMITED,
+        ),
     ]
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from discreet.engine import support
 from discreet.engine.model_state import Snapshot, _each_untouched, untouched
 
 pytestmark = pytest.mark.skipif(untouched is _each_untouched, reason="the installation found no compiler")
@@ -96,3 +97,43 @@ def test_lists_of_other_lengths_are_refused() -> None:
     model = Holds()
     with pytest.raises(ValueError, match="one length"):
         untouched(Snapshot(model)._seen, [])
+
+
+class Own(nn.Module):
+    """A module that is not torch's, with a part that is shared and one that is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (
+            nn.Linear(3, 3),
+            nn.Sequential(nn.Dropout(0.25), nn.ReLU(), nn.Linear(3, 2, bias=False)),
+        )
+        self.again, self.missing = self.first, None
+        self.register_module("absent", None)
+        self.register_buffer("table", torch.ones(2))
+        self.register_buffer("nothing", None)
+        self.calls = 3
+
+
+@pytest.mark.parametrize("model", [Own(), nn.LSTM(2, 3), nn.Sequential(), Holds()], ids=lambda one: type(one).__name__)
+def test_what_a_model_holds(model: nn.Module) -> None:
+    modules = support._modules_in(model)
+    assert support.modules_in(model) == modules == list(model.modules())
+    held, expected = support.tensors_of(modules), support._tensors_of(modules)
+    assert list(map(id, held)) == list(map(id, expected))
+    assert {id(one) for one in held} == {id(one) for one in (*model.parameters(), *model.buffers())}
+    assert support.settings_of(tuple(modules)) == support._settings_of(modules)
+
+
+def test_settings_of_modules_change_with_what_steers_them() -> None:
+    model = Own()
+    before = support.settings_of(support.modules_in(model))
+    model.second[0].p = 0.5
+    after = support.settings_of(support.modules_in(model))
+    assert before != after == support._settings_of(support._modules_in(model))
+
+
+@pytest.mark.parametrize("walk", [support.modules_in, support.tensors_of, support.settings_of])
+def test_an_error_on_the_way_is_told(walk: Callable[..., object]) -> None:
+    with pytest.raises((AttributeError, TypeError)):
+        walk([3])

@@ -265,12 +265,12 @@ def _refuse_hooks() -> None:
         )
 
 
-def run_backward(total: Tensor, *, comes_again: bool) -> None:
-    """`total.backward()`, but as no call of torch: the watch would be off inside of it.
+def run_backward(losses: Tensor, *, comes_again: bool) -> None:
+    """`losses.sum().backward()`, but as no call of torch: the watch would be off inside of it.
 
     comes_again  whether the graph is kept for another backward pass
     """
-    given = (total,), (torch.ones_like(total),), comes_again, False, ()
+    given = (losses,), (torch.ones_like(losses),), comes_again, False, ()
     torch.autograd.graph._engine_run_backward(*given, allow_unreachable=True, accumulate_grad=True)
 
 

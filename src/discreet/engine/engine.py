@@ -34,7 +34,8 @@ from discreet.engine.factors.gradients import (
     fill_rows,
 )
 from discreet.engine.factors.groups import UnitRows
-from discreet.engine.factors.parts import GradientBuffer, in_range, root_of_squares
+from discreet.engine.factors.lengths import are_finite, root_of_squares
+from discreet.engine.factors.parts import GradientBuffer, in_range
 from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
 from discreet.engine.lazy_zeros import lazy_zeros
@@ -176,13 +177,12 @@ class Engine:
         if self._units is not None:  # only here do the records of a unit meet: the watch kept them apart
             each = each * self._units.shares(each)
         self._watching = False
-        passes, self._passes = self._passes, []
-        self._recorders = [one.recorder for one in passes]
+        self._recorders, self._passes = [one.recorder for one in self._passes], []
         is_checkpointed = any(recorder.regions for recorder in self._recorders)
         if self.sharding is not None and is_checkpointed:
             refuse("a sharded model without checkpointed regions", "some", "turn activation checkpointing off")
         comes_again = is_checkpointed and self._units is None  # factors of units are kept
-        run = partial(self._run_backward, each.sum(), comes_again)
+        run = partial(self._run_backward, each, comes_again)
         if comes_again:
             self._gradients = RepeatedGradients(run, self.layout)
         else:
@@ -190,7 +190,7 @@ class Engine:
             run(kept.settle)
             self._gradients = KeptGradients(kept.found, self.layout)
 
-    def _run_backward(self, total: Tensor, comes_again: bool, settle: Settle) -> None:
+    def _run_backward(self, losses: Tensor, comes_again: bool, settle: Settle) -> None:
         """The backward pass of the sum of the losses."""
         followed = self.watch.backward_pass() if self._is_followed else nullcontext()
         with followed, fresh_graph(), untouched(self._roots, UNSEEN), torch.enable_grad():
@@ -198,7 +198,7 @@ class Engine:
             gather = None if self.sharding is None else self.sharding.gather
             collector = Collector(uses, settle, gather, comes_again=comes_again)
             collector.watch()
-            run_backward(total, comes_again=comes_again)
+            run_backward(losses, comes_again=comes_again)
             for recorder in self._recorders:
                 recorder.fill()
         with torch.no_grad():
@@ -237,7 +237,7 @@ class Engine:
             f"{list(weights_QGN.shape)} and {list(totals_Q.shape)}",
             "give one weight per query, group and record",
         )
-        index = None if bool((good := self.finite()).all()) else good.nonzero().flatten()
+        index = None if all(map(are_finite, self._each_norm(None))) else self.finite().nonzero().flatten()
         of_groups = in_range(weights_QGN, totals_Q.dtype).unbind(1)  # here for all parameters at once
         by_parameter = [of_groups[0]] * len(self.layout.names)
         for group, weights_QN in zip(groups, of_groups, strict=True):
@@ -396,5 +396,5 @@ class Engine:
 
     def _each_norm(self, mask: Mask | None) -> list[Tensor]:
         """The norms of every parameter's gradients, zero where none came."""
-        zero = torch.zeros(self._open_units(), dtype=torch.float64, device=self.device)
-        return [zero if own is None else own for own in self._collected().norms(mask)]
+        zero = partial(torch.zeros, self._open_units(), dtype=torch.float64, device=self.device)
+        return [zero() if own is None else own for own in self._collected().norms(mask)]

@@ -13,7 +13,7 @@ from discreet.core.peak_memory import give_back
 from discreet.engine.layout import Layout
 from discreet.engine.proof.probe import PROBE_SEED, Probe
 from discreet.engine.selfcheck import verify
-from discreet.engine.support import modules_in
+from discreet.engine.support import modules_in, settings_of
 from discreet.engine.trace.capture import ForwardTrace, Tracked, tensors_in
 
 _MOST_GUESSES = 4  # constants among the inputs of a single record, tried one by one
@@ -109,9 +109,6 @@ class KnownTraces:
             give_back()
 
 
-_PLAIN = (bool, int, float, str)
-
-
 @contextmanager
 def _nothing_hidden(roots: Sequence[Tracked]) -> Iterator[None]:
     """Zeros hide what they multiply: parameters that are all zero have random values inside the block.
@@ -134,14 +131,7 @@ def _mode(model: nn.Module, roots: Sequence[Tracked]) -> Any:
     device = roots[0].tensor.device.type
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
     modules = tuple(modules_in(model))  # themselves: one that replaces another is another, wherever it lies
-    return modules, tuple(map(_settings, modules)), autocast
-
-
-def _settings(module: nn.Module) -> Any:
-    """What steers torch's own modules besides their tensors; others may count calls, and are taken as they are."""
-    if not type(module).__module__.startswith("torch.nn."):
-        return module.training
-    return tuple(value for value in vars(module).values() if type(value) in _PLAIN)
+    return modules, settings_of(modules), autocast
 
 
 def _structure(tree: Any) -> Any:

@@ -174,7 +174,7 @@ def _each_untouched(seen: list[_Seen], now: list[Tensor]) -> list[bool]:
 
 
 try:
-    from discreet.engine._untouched import untouched
+    from discreet.engine._model_state import untouched
 except ImportError:  # no compiler
     untouched = _each_untouched
 

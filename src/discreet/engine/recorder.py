@@ -22,6 +22,7 @@ from discreet.engine.trace.capture import (
     name_of,
     replace,
     tensors_in,
+    tensors_of_call,
     track_derived,
 )
 from discreet.engine.trace.settings import first_mismatch, settings_of
@@ -72,6 +73,10 @@ def _computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 REDUCED: Final = (torch.bfloat16, torch.float16)
 
 
+# As torch has it: functions of the user's are watched (custom_backward.py), and this one keeps a gradient, no more.
+_APPLY: Final = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+
+
 class _Source(torch.autograd.Function):
     """A call none of whose inputs needs a gradient: run it, and keep the gradient of its output."""
 
@@ -101,6 +106,7 @@ class Recorder:
         self.dtypes: set[torch.dtype] = set()  # of the results of calls with parameters (autocast)
         self.repeating: Repeating | None = None  # watches checkpointed regions that run again
         self._noted: tuple[ForwardTrace, int] | None = None  # the place on the path of the newest call, if it has one
+        self._noted_use: tuple[int, Any] | None = None  # the place of the newest use, and its arguments
 
     def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         if hooks_on_saved_tensors(False) is not None:
@@ -122,14 +128,22 @@ class Recorder:
         """Make a call that the watch knows: an earlier one had its function and settings, and tensors made alike.
 
         If that one came at the same place of the script, its settings were compared there. Whether tensors are tracked
-        or carry records is looked at each time. Other calls go to `run`.
+        or carry records is looked at each time, by the names of parameters. Other calls go to `run`.
         """
-        at, tracked = known.followed, self.tracked
+        at, used, tracked = known.followed, known.used, self.tracked
+        if used is not None and used[0] is self.script and used[1] == self._position and torch.is_grad_enabled():
+            expected = self.script.calls[self._position]
+            found = [tracked[id(tensor)] for tensor in tensors if id(tensor) in tracked]
+            if tuple(one.name for one in found) == expected.names:
+                self._position += 1
+                return self._use(expected, args, kwargs, found)
         if at is None or at[0] is not self.script or at[1] != self.place:
-            self._noted = None
+            self._noted = self._noted_use = None
             result = run(func, args, kwargs)
-            at = self._noted  # of a call that is taken apart: the place of its last part
+            at, use = self._noted, self._noted_use  # of a call that is taken apart: the place of its last part
             known.followed = at if at is not None and at[0].path[at[1]].func == func else None
+            known.used = (self.script, use[0]) if use is not None and use[1] is args else None
+            self._noted_use = None
             return result
         for tensor in tensors:
             if id(tensor) in tracked:
@@ -155,8 +169,11 @@ class Recorder:
             if expected.func == func and expected.names == names:
                 self._same_settings(expected, args, kwargs)
                 self._position += 1
-                step = self.derive if expected.derives else self._use
-                return step(expected, args, kwargs, found)
+                if expected.derives:
+                    return self.derive(expected, args, kwargs, found)
+                result = self._use(expected, args, kwargs, found)
+                self._noted_use = self._position - 1, args
+                return result
         result = self.other(func, args, kwargs, tensors_in((args, kwargs)))
         if any(tensor.requires_grad for tensor in tensors_in(result)):
             self._another_path(f"{name_of(func)} with {', '.join(names)}")
@@ -203,9 +220,9 @@ class Recorder:
     def recorded(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> RecordedCall:
         """A call that involves records, with detached parameters."""
         plain = {id(tracked.tensor): tracked.tensor.detach() for tracked in found}
-        tensors = tensors_in((args, kwargs))
-        args, kwargs = replace((args, kwargs), lambda tensor: plain.get(id(tensor), tensor))
-        swapped = [plain.get(id(tensor), tensor) for tensor in tensors]
+        swapped = [plain.get(id(tensor), tensor) for tensor in tensors_of_call(args, kwargs)]
+        args = replace(args, lambda tensor: plain.get(id(tensor), tensor))
+        kwargs = replace(kwargs, lambda tensor: plain.get(id(tensor), tensor)) if kwargs else kwargs
         assert call.output is not None
         return RecordedCall(
             func=call.func,
@@ -225,7 +242,7 @@ class Recorder:
             result = _computed(use.func, use.args, use.kwargs)
             if result.requires_grad:
                 return result
-        sourced: Tensor = _Source.apply(self.anchor, use)  # type: ignore[no-untyped-call]
+        sourced: Tensor = _APPLY(_Source, self.anchor, use)
         return sourced
 
     def _use(self, call: Call, args: Any, kwargs: Any, found: list[Tracked]) -> Tensor:
@@ -265,4 +282,4 @@ class Recorder:
         """Let go of all tensors: no backward pass comes any more."""
         for use in self.uses:
             use.forget()
-        self._regions = {}  # torch's frames hold graphs, which the garbage collector cannot look into
+        self._regions, self._noted_use = {}, None  # torch's frames hold graphs, which no garbage collector looks into

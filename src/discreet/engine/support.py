@@ -1,7 +1,7 @@
 """What no per-sample engine can treat, refused by name before anything runs."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 
 from discreet.core.check import refuse, require
 
+_PLAIN = (bool, int, float, str)
 _WRAPPERS = {
     "DistributedDataParallel": "pass the whole model inside it: discreet sums over processes itself",
     "DataParallel": "pass the inner module; one process per device",
@@ -85,7 +86,7 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
-def modules_in(model: nn.Module) -> list[nn.Module]:
+def _modules_in(model: nn.Module) -> list[nn.Module]:
     """Every module once, in the order of `named_modules`, which spends most of its time on names."""
     found: dict[nn.Module, None] = {}
     ahead = [model]
@@ -98,7 +99,7 @@ def modules_in(model: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
-def tensors_of(modules: Iterable[nn.Module]) -> list[Tensor]:
+def _tensors_of(modules: Iterable[nn.Module]) -> list[Tensor]:
     """Every parameter and buffer, module by module; one that is shared comes again."""
     return [
         tensor
@@ -107,6 +108,25 @@ def tensors_of(modules: Iterable[nn.Module]) -> list[Tensor]:
         for tensor in held.values()
         if tensor is not None
     ]
+
+
+def _settings_of(modules: Iterable[nn.Module]) -> tuple[Any, ...]:
+    """What steers torch's own modules besides their tensors; others may count calls, and are taken as they are."""
+    return tuple(
+        tuple(value for value in vars(module).values() if type(value) in _PLAIN)
+        if type(module).__module__.startswith("torch.nn.")
+        else module.training
+        for module in modules
+    )
+
+
+modules_in: Callable[[nn.Module], list[nn.Module]] = _modules_in
+tensors_of: Callable[[Iterable[nn.Module]], list[Tensor]] = _tensors_of
+settings_of: Callable[[Iterable[nn.Module]], tuple[Any, ...]] = _settings_of
+with suppress(ImportError):  # no compiler
+    from discreet.engine import _model_state
+
+    modules_in, tensors_of, settings_of = _model_state.modules_in, _model_state.tensors_of, _model_state.settings_of
 
 
 def check_trained(model: nn.Module, expected: dict[str, Tensor]) -> None:

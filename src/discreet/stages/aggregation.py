@@ -106,12 +106,14 @@ class Aggregation:
         order: Order,
         memory: Mapping[str, Tensor] = _NOTHING,
     ) -> None:
+        import torch
+
         self._bounder, self._scale, self._engine, self._mask = bounder, scale, engine, mask
         self._clipped = mask if order is Order.FREEZE_THEN_CLIP else None  # the part that is clipped
         self._groups, self._contribution_map = bounder.groups(engine.layout), bounder.contribution_map(memory)
         self._bounded = len(bounder.vectors(scale))
         self._hidden = len(bounder.hidden(engine.zeros(len(self._groups), 0), scale))
-        self._scalars = engine.zeros(len(bounder.scalars()), 1)[:, 0].double()
+        self._scalars = torch.zeros(len(bounder.scalars()), dtype=torch.float64, device=engine.device)
 
     @cached_property
     def _vectors(self) -> Tensor:

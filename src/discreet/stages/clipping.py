@@ -127,6 +127,10 @@ def clip_factor(norms_GN: Tensor, radius: float) -> Tensor:
 
 def zero_non_finite(weights_GN: Tensor, norms_GN: Tensor) -> Tensor:
     """Set the weights of records with a non-finite norm to 0, and add the axis of queries: [1, G, N]."""
+    from discreet.engine.factors.lengths import are_finite
+
+    if are_finite(norms_GN) and are_finite(weights_GN):  # nearly always
+        return weights_GN.unsqueeze(0)
     good_N = norms_GN.isfinite().all(0)
     return weights_GN.nan_to_num(0.0, 0.0, 0.0).where(good_N, weights_GN.new_zeros(())).unsqueeze(0)
 

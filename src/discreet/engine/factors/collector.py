@@ -60,8 +60,11 @@ class Collector:
                 self._parts[name] = []
                 self._settle(name, parts)
 
-    @torch.no_grad()
     def _take(self, use: RecordedCall) -> None:
+        if torch.is_grad_enabled():  # a checkpointed region that runs again; elsewhere the backward pass turned it off
+            with torch.no_grad():
+                self._take(use)
+            return
         if any(target.parents for target in use.targets.values()):
             return  # pulled back through autograd, which is busy now
         parts = simple_parts(use)

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.engine.factors import parts as factors
-from discreet.engine.factors.parts import VersionGuard, WriteOnce, norms_by_chunks, row_norms, share, widen
+from discreet.engine.factors.lengths import row_norms, widen
+from discreet.engine.factors.parts import VersionGuard, WriteOnce, norms_by_chunks, share
 
 # Where one grouped convolution beats patches (measured, 3x3 kernels): few channel pairs, but more than a stem's,
 # on many positions. A rule and no stopwatch: the route decides the last bits, and a seeded run repeats them.

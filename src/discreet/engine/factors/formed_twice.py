@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import require
-from discreet.engine.factors.parts import FormedGradients, GradientBuffer, WriteOnce, repaired, row_norms
+from discreet.engine.factors.lengths import row_norms
+from discreet.engine.factors.parts import FormedGradients, GradientBuffer, WriteOnce, repaired
 
 _SHARED: Final = ""  # the place of all of them in the buffer; no parameter has this name
 

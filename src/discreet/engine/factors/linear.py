@@ -14,6 +14,7 @@ from torch import Tensor
 
 from discreet.engine.factors import parts as factors
 from discreet.engine.factors.convolution import Convolution, Geometry, patches_of
+from discreet.engine.factors.lengths import length_bound, row_norms, widen
 from discreet.engine.factors.parts import (
     BoundedFactors,
     Factors,
@@ -23,12 +24,9 @@ from discreet.engine.factors.parts import (
     VersionGuard,
     WriteOnce,
     in_range,
-    length_bound,
     norms_by_chunks,
     repaired,
-    row_norms,
     share,
-    widen,
 )
 
 # Above this ratio of Gram work to parameter size it is cheaper to instantiate (measured on two cores).

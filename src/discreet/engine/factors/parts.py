@@ -12,15 +12,16 @@ non-finite norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 import torch
 from torch import Tensor
 
 from discreet.core.check import require
+from discreet.engine.factors.lengths import are_products_above, is_within, row_norms, widen
 
 # Rounding of a sum over positions, in ulps of the sum of absolute products.
 ROUNDING_ULPS = 4.0
@@ -34,9 +35,8 @@ KEEP_IN_ALL = 1 << 28
 REUSE_IN_ALL = 1 << 26
 # Per-sample gradients that are made, measured and kept or forgotten, so many elements at a time: in the cache.
 CACHED_ELEMENTS = 1 << 22
-# Squares are added up in blocks of this many and the blocks in float64: no small square is ever lost.
-_BLOCK = 128
-_LARGEST = torch.finfo(torch.float64).max
+# The numbers that a working precision rounds by half an ulp at most.
+_NORMAL: Final = {dtype: (torch.finfo(dtype).tiny, torch.finfo(dtype).max) for dtype in (torch.float32, torch.float64)}
 
 
 class Part(Protocol):
@@ -97,98 +97,19 @@ class VersionGuard:
         require(same, expected, "one that was written to during the backward pass", remedy)
 
 
-def widen(tensor: Tensor) -> Tensor:
-    """At least float32: norms and sums never run in half precision."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
 def in_range(weights: Tensor, dtype: torch.dtype) -> Tensor:
     """Weights in a working precision, never larger than they were but for one ulp.
 
     A subnormal number may be rounded up by half of itself: it becomes zero. What is not finite becomes zero.
     """
-    limits = torch.finfo(dtype)
-    if weights.dtype == dtype and _within(weights, limits.tiny, limits.max):
+    least, most = _NORMAL[dtype]
+    if weights.dtype == dtype and is_within(weights, least, most):
         return weights  # as it was given for another parameter before
     weights = weights.double()
-    if _within(sizes := weights.abs(), limits.tiny, limits.max):
+    if is_within(weights, least, most) or is_within(sizes := weights.abs(), least, most):
         return weights.to(dtype)
-    kept = torch.where(weights.isfinite() & (sizes >= limits.tiny), weights, 0.0)
-    return kept.clamp(-limits.max, limits.max).to(dtype)
-
-
-def _within(values: Tensor, least: float, most: float) -> bool:
-    """Whether all values lie in [least, most]; a NaN lies nowhere."""
-    if not values.numel():
-        return True
-    low, high = values.aminmax()
-    return float(low) >= least and float(high) <= most
-
-
-@cache
-def _block_of(columns: int) -> int:
-    """The largest block that divides the columns, if one is large enough to be worth it."""
-    if columns <= _BLOCK:
-        return max(columns, 1)
-    return next((size for size in range(_BLOCK, _BLOCK // 4, -1) if columns % size == 0), _BLOCK)
-
-
-@cache
-def _least_norm(columns: int, dtype: torch.dtype) -> float:
-    """The least norm of so many numbers whose squares lose no digits."""
-    return math.sqrt(columns * torch.finfo(dtype).tiny * 2.0**26)
-
-
-def row_norms(tensor: Tensor) -> Tensor:
-    """Norms over everything but the first axis, float64, relative error below 2^-17 at every magnitude."""
-    rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
-    flat = widen(tensor).reshape(rows, columns)
-    block = _block_of(columns)
-    whole = columns - columns % block
-    norms: Tensor
-    if columns == block:
-        norms = torch.linalg.vector_norm(flat, dim=1).double()
-    else:
-        pieces = torch.linalg.vector_norm(flat[:, :whole].view(rows, whole // block, block), dim=2).double()
-        if whole < columns:
-            rest = torch.linalg.vector_norm(flat[:, whole:], dim=1, keepdim=True).double()
-            pieces = torch.cat([pieces, rest], 1)
-        norms = torch.linalg.vector_norm(pieces, dim=1)
-    # Where squares overflow or lose digits, measure again, scaled by the largest entry.
-    floor = _least_norm(columns, flat.dtype)
-    if columns and not _within(norms, floor, _LARGEST):
-        _measure_again(flat, norms, ~((norms >= floor) & norms.isfinite()))
-    return norms
-
-
-def _measure_again(flat: Tensor, norms: Tensor, odd: Tensor) -> None:
-    """Replace the norms of some rows by those of the rows divided by their largest entries; rows of zeros stay."""
-    index = odd.nonzero().flatten()
-    some = flat[index] if len(index) < len(flat) else flat
-    largest = torch.maximum(some.amax(1), -some.amin(1)).double()  # of the sizes, in one pass each
-    norms[index] = largest
-    index, scale = index[largest != 0], largest[largest != 0].unsqueeze(1)
-    if index.numel():
-        norms[index] = torch.linalg.vector_norm(flat[index].double() / scale, dim=1) * scale.squeeze(1)
-
-
-def length_bound(tensor: Tensor) -> float:
-    """At least the norm of every part of a tensor, and infinite where one rough pass cannot tell.
-
-    Added in float32, in whatever order, up to 2^22 squares lose at most a quarter of their sum, and those that vanish
-    are less than a sixteenth of it here: the norm is less than 1.25 times what was found.
-    """
-    if tensor.numel() > 1 << 22:
-        return math.inf
-    length = float(torch.linalg.vector_norm(tensor))
-    return 1.25 * length if length >= 4 * math.sqrt(tensor.numel() * torch.finfo(tensor.dtype).tiny) else math.inf
-
-
-def root_of_squares(norms: Sequence[Tensor]) -> Tensor:
-    """sqrt(sum of squares), scaled so that no square overflows or vanishes."""
-    stacked = torch.stack(list(norms))
-    scale = stacked.amax(0).clamp(min=torch.finfo(torch.float64).tiny)
-    return (stacked / scale).square().sum(0).sqrt() * scale
+    kept = torch.where(weights.isfinite() & (sizes >= least), weights, 0.0)
+    return kept.clamp(-most, most).to(dtype)
 
 
 def share(
@@ -200,11 +121,11 @@ def share(
     leave it above. Where a factor, or its product with the weight, is tiny, weights below 1 go to the longer factor and
     others to the shorter.
     """
-    shorter = torch.minimum(left_N, right_N)
     weights = in_range(weights_N, dtype)
-    scaled = shorter * weights.abs().clamp(max=1)
-    ordinary = _within(scaled, 2.0**-60, math.inf)
+    ordinary = are_products_above(weights, left_N, right_N, 2.0**-60)
     if not ordinary:
+        shorter = torch.minimum(left_N, right_N)
+        scaled = shorter * weights.abs().clamp(max=1)
         weights = weights.where(shorter > 0, 0.0)  # 0 * inf: a zero factor takes no weight
         ordinary = not bool(((scaled < 2.0**-60) & (scaled > 0)).any())
     if ordinary:
@@ -310,8 +231,11 @@ class FormedGradients:
         self._seal.check()
         flat, dtype = self.grads_N.reshape(self.records, math.prod(self.shape)), total_Q.dtype
         sums, weights_QN = total_Q.view(total_Q.shape[0], flat.shape[1]), in_range(weights_QN, dtype)
-        some = self.records if flat.dtype == dtype else records_at_a_time(self)  # wide copies stay in the cache
-        for start in range(0, self.records, max(some, 1)):
+        if flat.dtype == dtype:
+            sums.addmm_(weights_QN, flat)
+            return
+        some = records_at_a_time(self)  # wide copies stay in the cache
+        for start in range(0, self.records, some):
             sums.addmm_(weights_QN[:, start : start + some], flat[start : start + some].to(dtype))
 
     def instantiate(self, start: int, stop: int) -> Tensor:
@@ -334,6 +258,12 @@ class Measured:
 
     norms: Tensor
     apart: Tensor
+
+
+@cache
+def _nobody(device: torch.device) -> Tensor:
+    """The numbers of no records."""
+    return torch.empty(0, dtype=torch.int64, device=device)
 
 
 class BoundedFactors:
@@ -359,7 +289,7 @@ class BoundedFactors:
         if absolute is root and CANCELLATION <= 1:  # one product a coordinate: nothing can cancel
             eps = torch.finfo(part.dtype).eps + torch.finfo(torch.float64).eps
             self.norms = root * (1 + ROUNDING_ULPS * eps)
-            self._apart = root.new_empty(0, dtype=torch.int64)
+            self._apart = _nobody(root.device)
             return
         rounding = torch.finfo(part.dtype).eps + torch.finfo(torch.float64).eps * (absolute / root)
         self.norms = torch.where(absolute > 0, root + ROUNDING_ULPS * rounding * absolute, root)

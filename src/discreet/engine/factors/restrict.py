@@ -10,8 +10,9 @@ from torch import Tensor
 from discreet.engine.factors import parts as limits
 from discreet.engine.factors.formed_twice import FormedTwice
 from discreet.engine.factors.groups import Joined
+from discreet.engine.factors.lengths import row_norms
 from discreet.engine.factors.linear import OneHot, Outer, settle
-from discreet.engine.factors.parts import BoundedFactors, Factors, FormedGradients, Part, norms_by_chunks, row_norms
+from discreet.engine.factors.parts import BoundedFactors, Factors, FormedGradients, Part, norms_by_chunks
 from discreet.engine.layout import Lines, Mask
 
 _IN_CACHE: Final = 1 << 16  # numbers that are widened at a time

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from discreet.core.check import Refused, refuse
 from discreet.engine.factors.convolution import Geometry
+from discreet.engine.factors.lengths import widen
 from discreet.engine.factors.linear import OneHot, Outer, convolution
-from discreet.engine.factors.parts import FormedGradients, Leaf, widen
+from discreet.engine.factors.parts import FormedGradients, Leaf
 from discreet.engine.factors.recorded_call import Parts, RecordedCall, Rule, UnfitError, names_in, summed_to
 from discreet.engine.trace.capture import RecordAxis, Tracked, name_of, replace, tensors_in
 

@@ -125,9 +125,11 @@ def track_derived(
 
 
 class FollowedCall(Protocol):
-    """A call that comes again, and where it last stood: the script, and the place on its path; None for nowhere."""
+    """A call that comes again, and where it last stood: the script, and the place on its path, or among its calls with
+    parameters; None for nowhere."""
 
     followed: tuple[ForwardTrace, int] | None
+    used: tuple[ForwardTrace, int] | None
 
 
 class Follower(Protocol):

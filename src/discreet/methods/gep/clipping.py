@@ -110,7 +110,7 @@ def _scale_(gradients_na: Tensor) -> tuple[Tensor, Tensor]:
 
     The factor of a gradient that is not finite is 0, and so is the gradient.
     """
-    from discreet.engine.factors.parts import row_norms
+    from discreet.engine.factors.lengths import row_norms
 
     norms = row_norms(gradients_na)
     extreme = ~((norms >= _ORDINARY[0]) & (norms <= _ORDINARY[1]))
@@ -130,7 +130,8 @@ def _clipped_sum(values_nx: Tensor, factors_n: Tensor, least_n: Tensor, radius: 
 
     A value shorter than `least` is treated as that long. A value that is not finite contributes zero.
     """
-    from discreet.engine.factors.parts import in_range, row_norms
+    from discreet.engine.factors.lengths import row_norms
+    from discreet.engine.factors.parts import in_range
 
     norms = row_norms(values_nx)
     good = norms.isfinite()

@@ -167,7 +167,7 @@ class BasisLearning:
     def add(self, gradients_nd: Tensor) -> None:
         import torch
 
-        from discreet.engine.factors.parts import row_norms
+        from discreet.engine.factors.lengths import row_norms
 
         norms = row_norms(gradients_nd)
         usable = norms.isfinite() & (norms > 0)

@@ -58,7 +58,7 @@ class KnownCall:
     func, args, kwargs  the call, with origins in the places of tensors; `func` is None where these are not all
     next     the known call that followed the last time: a guess, which is compared
     one      origin, sizes and type of the result, if it is a tensor and all that there is
-    followed where the recorder met it last (recorder.py)
+    followed, used  where the recorder met it last, without or with parameters (recorder.py)
     """
 
     __slots__ = (
@@ -73,6 +73,7 @@ class KnownCall:
         "one",
         "origins",
         "sizes",
+        "used",
         "written",
     )
 
@@ -87,6 +88,7 @@ class KnownCall:
         self.kwargs: tuple[tuple[str, Any], ...] = ()
         self.given: list[Origin] = []
         self.followed: tuple[ForwardTrace, int] | None = None
+        self.used: tuple[ForwardTrace, int] | None = None
 
     def made(self, results: list[Tensor], written: list[int]) -> bool:
         """Whether results are of the kind that was judged."""
