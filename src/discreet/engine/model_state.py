@@ -158,6 +158,11 @@ class Gradients:
         now = ((seen, parameter.grad) for parameter, seen in self._seen)
         return all(grad is not None and _is_untouched(seen, local_of(grad)) for seen, grad in now)
 
+    def are_all_of(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether no other of these parameters has a gradient."""
+        own = {id(parameter) for parameter, _ in self._seen}
+        return all(id(parameter) in own or parameter.grad is None for parameter in parameters)
+
     def clear(self) -> None:
         """Remove them from the parameters."""
         for parameter, _ in self._seen:
