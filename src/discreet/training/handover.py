@@ -103,9 +103,7 @@ class Handover:
             for hook in hooks:
                 hook.remove()
 
-    def _before(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any] | None:
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """A hook that refuses steps of the optimizer on anything but a release."""
         if self._is_own_step:
             return None
@@ -133,6 +131,7 @@ class Handover:
         assert self._released is not None
         self._released.clear()
         self._released, self._is_checked = None, False
+        self._between.check_frozen()
         self._keep()
         self._between.remember()
 
@@ -154,6 +153,6 @@ class Handover:
             "gradient is clipped already, and values of records in it are not paid for"
         )
         check.require(self._released.are_untouched(), expected, got, remedy)
-        got, remedy = "a gradient on another parameter of the optimizer", "call optimizer.zero_grad() before the release"
+        got, remedy = "a gradient on another parameter of the optimizer", "call optimizer.zero_grad() before release"
         check.require(self._released.are_all_of(held_by(optimizer)), expected, got, remedy)
         self._is_checked = True
