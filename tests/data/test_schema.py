@@ -43,6 +43,15 @@ def test_features_of_a_row_do_not_depend_on_other_rows() -> None:
     assert np.abs(whole).max() <= 1  # whatever the values are
 
 
+def test_one_cell_does_not_change_how_others_are_read() -> None:
+    """NumPy gives a list one type: beside a text, True is the text "True" and the category 1 the text "1"."""
+    schema = Schema.of({"smoker": {"bounds": [0, 1], "bins": 2}, "code": {"categories": [1, 2]}})
+    columns: dict[str, list[Any]] = {"smoker": [True, False], "code": [1, 2]}
+    alone = schema.encode(columns)
+    beside = schema.encode({name: [*values, "?"] for name, values in columns.items()})
+    assert beside[:2].tolist() == alone.tolist()
+
+
 def test_a_star_describes_the_rest() -> None:
     schema = Schema.of({"*": {"bounds": [0, 1]}, "x1": {"categories": [3, 4]}}, ["x0", "x1", "x2"])
     assert [type(one) for one in schema.columns.values()] == [Numbers, Categories, Numbers]

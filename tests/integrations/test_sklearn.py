@@ -108,6 +108,15 @@ def test_data_frames() -> None:
         classifier(schema={**SCHEMA, "job": {"categories": ["a"]}}).fit(frame, labels)
 
 
+def test_a_text_in_one_row_does_not_move_the_others() -> None:
+    rows: list[list[Any]] = [[1 + place % 2, place % 3 / 2] for place in range(20)]
+    described = {"x0": {"categories": [1, 2]}, "x1": {"bounds": [0, 1]}}
+    model = PrivateClassifier(records=40, schema=described, target={"categories": [0, 1]}, steps=1)
+    model.fit(rows, [place % 2 for place in range(20)])
+    before = model.predict_proba(rows)
+    assert np.array_equal(model.predict_proba([*rows, ["?", 0.5]])[:20], before)
+
+
 def test_in_a_pipeline_and_cloned_and_pickled() -> None:
     line = make_pipeline(FunctionTransformer(), clone(classifier(streams=None)))
     line.fit(*people())

@@ -151,6 +151,37 @@ def test_other_gradients_are_refused(write: Any, in_closure: bool) -> None:
     assert torch.equal(loop.weights(run.model), before)
 
 
+def test_a_gradient_on_a_frozen_parameter_is_refused() -> None:
+    """An optimizer that holds all parameters would move it by records that nobody clipped."""
+    net = loop.model()
+    frozen = next(net.parameters()).requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    run = loop.private(net, optimizer=lambda _: optimizer)
+    run.release(losses_of(net))
+    before, frozen.grad = frozen.clone(), torch.ones_like(frozen)
+    with pytest.raises(Refused, match="a gradient on another parameter of the optimizer"):
+        optimizer.step()
+    assert torch.equal(frozen, before)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_hook_that_writes_to_the_release_is_refused(is_late: bool) -> None:
+    def write(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad.add_(1.0)
+
+    net = loop.model()
+    optimizer = loop.sgd(net.parameters())
+    if not is_late:
+        optimizer.register_step_pre_hook(write)
+    run = loop.private(net, optimizer=lambda _: optimizer)
+    if is_late:
+        optimizer.register_step_pre_hook(write)
+    run.release(losses_of(net))
+    with pytest.raises(Refused, match="one that was registered since" if is_late else "written to since"):
+        optimizer.step()
+
+
 def test_a_release_inside_the_closure() -> None:
     """Lightning runs a whole training step in the closure of the optimizer."""
     ours, theirs = loop.private(), loop.private()

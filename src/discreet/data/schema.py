@@ -45,6 +45,15 @@ def number(cell: Any, missing: float) -> float:
     return missing if math.isnan(value) else value
 
 
+def cells(values: Any) -> npt.NDArray[Any]:
+    """The cells of a column or a table, each as it is: in a list, one text would turn all numbers into texts.
+
+    >>> cells([True, "?"]).tolist(), cells(np.array([1, 2])).dtype.kind
+    ([True, '?'], 'i')
+    """
+    return np.asarray(values, object) if isinstance(values, (list, tuple)) else np.asarray(values)
+
+
 @final
 @dataclass(frozen=True)
 class Numbers:
@@ -90,7 +99,7 @@ class Numbers:
 
     def _numbers(self, values: Any) -> npt.NDArray[np.float64]:
         """A cell that is missing or no number counts as the middle of the bounds: an error would name a record."""
-        found, middle = np.asarray(values), (self.low + self.high) / 2
+        found, middle = cells(values), (self.low + self.high) / 2
         if found.dtype.kind in "fiub":
             return np.where(np.isnan(found), middle, found).astype(np.float64)
         return np.array([number(cell, middle) for cell in found.tolist()], np.float64)
@@ -117,7 +126,7 @@ class Categories:
     def places(self, values: Any) -> npt.NDArray[np.int64]:
         """The place of each value in the list; -1 for a value that is not listed."""
         place = {value: number for number, value in enumerate(self.known)}
-        return np.array([place.get(value, -1) for value in np.asarray(values, object).tolist()], np.int64)
+        return np.array([place.get(value, -1) for value in cells(values).tolist()], np.int64)
 
     def encode(self, values: Any) -> Features:
         places = self.places(values)
@@ -144,7 +153,7 @@ class Words:
     def encode(self, values: Any) -> Features:
         from discreet.data.features.texts import encoded  # imports torch
 
-        return encoded(self.encoder, [str(value) for value in np.asarray(values, object).tolist()])
+        return encoded(self.encoder, [str(value) for value in cells(values).tolist()])
 
 
 Column = Numbers | Categories | Words

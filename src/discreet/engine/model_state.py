@@ -128,6 +128,26 @@ class Snapshot:
                 "discreet.public(model)",
             )
 
+    def compare_frozen(self, model: nn.Module) -> None:
+        """Refuse a model in which a buffer or a frozen parameter has another content; trained ones may move."""
+        now = [local_of(tensor) for tensor in tensors_of(modules_in(model))]
+        trained = {id(local_of(parameter)) for parameter in model.parameters() if parameter.requires_grad}
+
+        def is_kept(seen: _Seen, tensor: Tensor) -> bool:
+            return id(tensor) in trained or _is_equal(seen, tensor)
+
+        with torch._C.DisableTorchFunction():
+            if len(now) == len(self._seen):
+                is_same = zip(untouched(self._seen, now), self._seen, now, strict=True)
+                if all(same or is_kept(seen, tensor) for same, seen, tensor in is_same):
+                    return
+        refuse(
+            "an optimizer whose step moves the trained parameters alone",
+            f"{self._changed(model, is_kept)} changed in it",
+            "remove the hook or the code of the optimizer that writes to the model: values of records in it are not "
+            "paid for. If the new values do not come from records, declare them: discreet.public(model)",
+        )
+
     def _changed(self, model: nn.Module, same: Callable[[_Seen, Tensor], bool]) -> str | None:
         """The names of tensors that are not the same; None if all are."""
         now = [local_of(tensor) for tensor in tensors_of(modules_in(model))]
@@ -157,6 +177,11 @@ class Gradients:
         """Whether no gradient was written to, replaced or removed since."""
         now = ((seen, parameter.grad) for parameter, seen in self._seen)
         return all(grad is not None and _is_untouched(seen, local_of(grad)) for seen, grad in now)
+
+    def are_all_of(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether no other of these parameters has a gradient."""
+        own = {id(parameter) for parameter, _ in self._seen}
+        return all(id(parameter) in own or parameter.grad is None for parameter in parameters)
 
     def clear(self) -> None:
         """Remove them from the parameters."""
@@ -226,6 +251,11 @@ class ModelBetweenBatches:
         """Refuse a model that changed since it was remembered."""
         if self._left is not None:
             self._left.compare_between(self._model)
+
+    def check_frozen(self) -> None:
+        """Refuse a model whose buffers or frozen parameters changed, after the optimizer has moved the others."""
+        if self._left is not None:
+            self._left.compare_frozen(self._model)
 
     @contextmanager
     def swapped(self, swap: AbstractContextManager[None]) -> Iterator[None]:

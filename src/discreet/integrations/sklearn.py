@@ -38,6 +38,11 @@ BATCHES: Final = 8  # in an epoch: a large batch drowns the noise
 _MICRO: Final = 8192
 
 
+def _cells(X: Any) -> Any:
+    """A list of rows with each cell as it is: in an array of one type, one text would turn all numbers into texts."""
+    return np.asarray(X, object) if isinstance(X, (list, tuple)) else X
+
+
 class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share.
 
@@ -102,7 +107,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
         unit  if `recipe` protects users (`recipe.using(unit=...)`): the owner of each row
         """
-        X, y = validate_data(self, X, y, dtype=None, ensure_all_finite=True, y_numeric=False, reset=True)
+        X, y = validate_data(self, _cells(X), y, dtype=None, ensure_all_finite=True, y_numeric=False, reset=True)
         remedy = "pass records=, a public number close to the number of rows"
         require(self.records is not None, "a public number of records", "none", remedy)
         assert self.records is not None
@@ -158,7 +163,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _predicted(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=None, ensure_all_finite=True, reset=False)
+        X = validate_data(self, _cells(X), dtype=None, ensure_all_finite=True, reset=False)
         with torch.no_grad():
             outputs: Tensor = self.model_(self._features(X))
         return outputs

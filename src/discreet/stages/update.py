@@ -28,9 +28,9 @@ def update(optimizer: Optimizer, parameters: Sequence[Tensor], released: Release
     a step of any other optimizer the frozen coordinates are restored.
 
     Guarantee: the optimizer sees the release only. Gradients that are already stored on parameters are not private,
-    so they are cleared first.
+    so they are cleared first, also those of frozen parameters that the optimizer holds.
     """
-    for parameter in parameters:
+    for parameter in (*parameters, *held_by(optimizer)):
         parameter.grad = None
     try:
         if released.mask is None or frozen is Frozen.COASTING:
@@ -51,6 +51,11 @@ def update(optimizer: Optimizer, parameters: Sequence[Tensor], released: Release
     finally:
         for parameter in parameters:
             parameter.grad = None
+
+
+def held_by(optimizer: Optimizer) -> list[Tensor]:
+    """Every parameter that a step of the optimizer may move."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def give(parameters: Sequence[Tensor], released: Released) -> None:

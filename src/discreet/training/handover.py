@@ -12,7 +12,7 @@ from discreet.engine.model_state import Gradients, ModelBetweenBatches
 from discreet.stages.domain import Unbounded
 from discreet.stages.plan import Plan
 from discreet.stages.selection import Frozen
-from discreet.stages.update import give
+from discreet.stages.update import give, held_by
 from discreet.stages.values import Released
 
 
@@ -103,20 +103,21 @@ class Handover:
             for hook in hooks:
                 hook.remove()
 
-    def _before(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """A hook that refuses steps of the optimizer on anything but a release."""
         if self._is_own_step:
             return None
         self._between.check()
+        self._check_is_last(optimizer)
         itself, *rest = args
         closure = rest[0] if rest else kwargs.get("closure")
         if closure is None:
-            self._check()
+            self._check(optimizer)
             return None
 
         def checked() -> Any:
             result = closure()
-            self._check()
+            self._check(optimizer)
             return result
 
         return ((itself, checked, *rest[1:]), kwargs) if rest else (args, {**kwargs, "closure": checked})
@@ -130,10 +131,18 @@ class Handover:
         assert self._released is not None
         self._released.clear()
         self._released, self._is_checked = None, False
+        self._between.check_frozen()
         self._keep()
         self._between.remember()
 
-    def _check(self) -> None:
+    def _check_is_last(self, optimizer: Optimizer) -> None:
+        """Refuse a hook of the optimizer that runs after this one, because what it writes is not compared."""
+        *_, last = optimizer._optimizer_step_pre_hooks.values()
+        expected, got = "hooks of the optimizer that were there before Private", "one that was registered since"
+        remedy = "register it before Private is built, or remove it: it may write to the released gradient"
+        check.require(last == self._before, expected, got, remedy)
+
+    def _check(self, optimizer: Optimizer) -> None:
         expected = "the optimizer to step through private.step, or once after each private.release"
         remedy = "remove the call: private.step already updates the parameters and clears the gradients"
         if self._released is None:
@@ -144,4 +153,6 @@ class Handover:
             "gradient is clipped already, and values of records in it are not paid for"
         )
         check.require(self._released.are_untouched(), expected, got, remedy)
+        got, remedy = "a gradient on another parameter of the optimizer", "call optimizer.zero_grad() before release"
+        check.require(self._released.are_all_of(held_by(optimizer)), expected, got, remedy)
         self._is_checked = True

@@ -285,7 +285,7 @@ class Parameters:
         between: ModelBetweenBatches,
     ) -> None:
         self.model, self.optimizer, self.average, self.updates = model, optimizer, average, 0
-        self._plan, self._engine = plan, engine
+        self._plan, self._engine, self._between = plan, engine, between
         self.handover = Handover(between, self.keep)
         self._initial: list[Tensor] = []
 
@@ -318,6 +318,7 @@ class Parameters:
         parameters = self.trained
         with self.handover.own_step():
             update(self.optimizer, parameters, released, self._plan.selection.frozen)
+        self._between.check_frozen()
         with torch.no_grad():
             self._plan.domain.project_(parameters, self._initial)
 
