@@ -377,6 +377,21 @@ def test_bad_arguments(name: str, tmp_path: Path) -> None:
         small.trainer(tmp_path, **options)
 
 
+def test_a_loss_of_the_batch_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    class Weighted(huggingface.PrivateTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **others: Any) -> Any:
+            return super().compute_loss(model, inputs, *args, **others)
+
+    class Both(Weighted):
+        def compute_loss_per_record(self, model: Any, inputs: Any) -> Tensor:
+            return super().compute_loss_per_record(model, inputs)
+
+    given = {"train_dataset": small.records(), "streams": Streams.seeded(1), **small.BUDGET}
+    with pytest.raises(Refused, match=r"no compute_loss, got one of your own.*compute_loss_per_record"):
+        Weighted(small.adapted(), small.arguments(tmp_path), **given)
+    Both(small.adapted(), small.arguments(tmp_path), **given)
+
+
 def test_evaluation_on_the_records_is_refused(tmp_path: Path) -> None:
     held = small.records()
     for evaluated in (held, {"train": held}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -362,3 +363,29 @@ def test_correct_losses_after_refused_ones_are_accepted(first: Callable[[Tensor]
             break
         run.step(loop.losses(run.model, rows, labels))
     assert run.ledger.length == 1
+
+
+def test_a_step_in_another_thread_is_refused_and_leaves_the_run_usable() -> None:
+    """Torch's modes belong to a thread: a step elsewhere would leave the watch on in this one."""
+    net = loop.model()
+    private = loop.private(net)
+    raised: list[str] = []
+    for x, y in private:
+        losses = loop.losses(net, x, y)
+
+        def elsewhere(losses: Tensor = losses) -> None:
+            try:
+                private.step(losses)
+            except Refused as error:
+                raised.append(str(error))
+
+        if not raised:
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+        private.step(losses)
+        if private.progress.step == 2:
+            break
+    private.close()
+    assert len(raised) == 1
+    assert "private.step in the thread that took the batch, got another thread" in raised[0]

@@ -130,8 +130,10 @@ class Snapshot:
 
     def compare_frozen(self, model: nn.Module) -> None:
         """Refuse a model in which a buffer or a frozen parameter has another content; trained ones may move."""
-        now = [local_of(tensor) for tensor in tensors_of(modules_in(model))]
-        trained = {id(local_of(parameter)) for parameter in model.parameters() if parameter.requires_grad}
+        modules = modules_in(model)
+        now = [local_of(tensor) for tensor in tensors_of(modules)]
+        held = (parameter for module in modules for parameter in module._parameters.values() if parameter is not None)
+        trained = {id(local_of(parameter)) for parameter in held if parameter.requires_grad}
 
         def is_kept(seen: _Seen, tensor: Tensor) -> bool:
             return id(tensor) in trained or _is_equal(seen, tensor)

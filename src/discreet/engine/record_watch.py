@@ -190,6 +190,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
 
     def finish(self, losses: Tensor) -> None:
         """Refuse losses that are not kept apart, and stop watching if they are."""
+        self._surroundings.check_thread()
         with torch._C.DisableTorchFunction():  # these are no calls to watch
             origin = self.table.find(losses)
             if not self.table.unchanged():

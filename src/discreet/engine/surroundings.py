@@ -8,6 +8,7 @@ like a tensor: a draw reads it, and makes the next one.
 """
 
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any, Final, NoReturn, final
 
 import torch
@@ -16,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from discreet.core.check import refuse
+from discreet.core.check import refuse, require
 from discreet.core.secret_draws import default_generators
 from discreet.engine.proof.blame import line_of_the_call, user_line
 from discreet.engine.proof.calls.expected import Usual
@@ -50,6 +51,7 @@ class Surroundings:
     def __init__(self, own: type[TorchFunctionMode]) -> None:
         self._own = own
         self._below = 0  # how many function modes lie below the watch
+        self._thread = 0  # that took the batch
         self._seed = 0
         self._flushes: bool | None = None  # whether numbers below the normal ones count as 0
         self.usual: Usual = ()  # around a call that nothing changes, and that `check` has no need to look at
@@ -67,7 +69,7 @@ class Surroundings:
 
     def open(self) -> None:
         """A batch is about to be given; the watch is not on yet."""
-        self._below = 0
+        self._below, self._thread = 0, get_ident()
         if count_function_modes() or count_dispatch_modes():
             self._look()
         if self._flushes is None:
@@ -75,6 +77,11 @@ class Surroundings:
         self._seed = seed_of_torch()
         self.check()
         self._note_usual()
+
+    def check_thread(self) -> None:
+        """Refuse losses in another thread than the one that took the batch: modes belong to a thread."""
+        is_here, remedy = get_ident() == self._thread, "call private.step in the thread that iterates"
+        require(is_here, "private.step in the thread that took the batch", "another thread", remedy)
 
     def _note_usual(self) -> None:
         self.usual = (

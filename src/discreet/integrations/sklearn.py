@@ -39,8 +39,12 @@ _MICRO: Final = 8192
 
 
 def _cells(X: Any) -> Any:
-    """A list of rows with each cell as it is: in an array of one type, one text would turn all numbers into texts."""
-    return np.asarray(X, object) if isinstance(X, (list, tuple)) else X
+    """Rows with each cell as it is: in an array of one type, one text would turn all numbers into texts, and one
+    fraction all whole numbers into fractions, which large ones do not survive."""
+    if isinstance(X, (list, tuple)):
+        return np.asarray(X, object)
+    is_frame = type(X).__module__.partition(".")[0] == "pandas" and type(X).__name__ == "DataFrame"
+    return X.astype(object) if is_frame and len(set(map(str, X.dtypes))) > 1 else X
 
 
 class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]

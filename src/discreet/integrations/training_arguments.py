@@ -47,11 +47,20 @@ def check_trainer(trainer: Trainer) -> None:
     require(trainer.train_dataset is not None, "the records to train on", "none", remedy)
     expected, remedy = "no compute_loss_func", "override compute_loss_per_record(model, inputs)"
     require(trainer.compute_loss_func is None, expected, "one, which sees a whole batch", remedy)
+    got = "one of your own, which sees a whole batch and would be left out"
+    is_fine = _is_own(trainer, "compute_loss_per_record") or not _is_own(trainer, "compute_loss")
+    require(is_fine, "no compute_loss", got, remedy)
     held = trainer.eval_dataset
     evaluated = list(held.values()) if isinstance(held, dict) else [held]
     remedy = "evaluate on public records: metrics of the training records are not paid for"
     is_apart = all(one is not trainer.train_dataset for one in evaluated)
     require(is_apart, "an eval_dataset without protected records", "train_dataset itself", remedy)
+
+
+def _is_own(trainer: Trainer, method: str) -> bool:
+    """Whether a method comes from a class of the user's."""
+    owner = next(kind for kind in type(trainer).__mro__ if method in vars(kind))
+    return owner.__module__.partition(".")[0] not in ("transformers", "trl", "discreet")
 
 
 def plan_of(
