@@ -31,6 +31,9 @@ from discreet.engine.factors.parts import (
 
 # Above this ratio of Gram work to parameter size it is cheaper to instantiate (measured on two cores).
 GRAM_RATIO = 12.0
+# Products with so few columns are up to six times faster the other way round, and turned (measured on one core): those
+# of adapters of a low rank.
+NARROW = 8
 # Below this ratio instantiated gradients take so much more memory than their factors, and so little time, that they are
 # rather made twice than kept (formed_twice.py).
 TWICE_RATIO = 40.0
@@ -107,7 +110,11 @@ class Outer(WriteOnce):
     def write(self, start: int, stop: int, out: Tensor) -> None:
         self._seal.check()
         left, right = self.left_NPA[start:stop].to(self.dtype), self.right_NPB[start:stop].to(self.dtype)
-        torch.bmm(left.transpose(1, 2), right, out=out.view(-1, left.shape[2], right.shape[2]))
+        out_NAB = out.view(-1, left.shape[2], right.shape[2])
+        if right.shape[2] <= NARROW < left.shape[2]:
+            out_NAB.copy_(torch.bmm(right.mT, left).mT)
+        else:
+            torch.bmm(left.mT, right, out=out_NAB)
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Outer:
         self._seal.check()
