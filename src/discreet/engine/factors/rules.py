@@ -8,6 +8,7 @@ Index legend: N records, P positions, A rows, B columns.
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,14 +24,16 @@ from discreet.engine.factors.recorded_call import Parts, RecordedCall, Rule, Unf
 from discreet.engine.trace.capture import RecordAxis, Tracked, name_of, replace, tensors_in
 
 
-def _affine(use: RecordedCall, plain: Tensor, weight: Tensor | None, bias: Tensor | None, axis: int | None) -> Parts:
-    """weight * plain + bias along the channels (`axis`) or over the trailing shape (None)."""
-    for argument, product in ((weight, plain), (bias, None)):
+def _affine(
+    use: RecordedCall, plain: Callable[[], Tensor], weight: Tensor | None, bias: Tensor | None, axis: int | None
+) -> Parts:
+    """weight * plain() + bias along the channels (`axis`) or over the trailing shape (None)."""
+    for argument, is_scale in ((weight, True), (bias, False)):  # which may be one tensor
         if argument is None or not use.wants(argument):
             continue
         gradient = widen(use.gradient_by_record)
-        if product is not None:
-            gradient = gradient * use.output_axis.split(product, use.records)
+        if is_scale:
+            gradient = gradient * use.output_axis.split(plain(), use.records)
         if axis is not None:  # [N, F, C, ...] -> [N, ..., C], the channels last
             gradient = gradient.movedim(1 + axis, -1)
         yield argument, FormedGradients(summed_to(gradient, argument.shape))
@@ -45,7 +48,7 @@ def _again(function: Callable[..., Tensor], axis: int | None) -> Rule:
         weight, bias = given.pop("weight", None), given.pop("bias", None)
         if function is F.batch_norm:
             given["training"] = False  # statistics of the batch are refused
-        return _affine(use, function(**given), weight, bias, axis)
+        return _affine(use, partial(function, **given), weight, bias, axis)
 
     return rule
 
@@ -62,7 +65,7 @@ def _group_norm(
     fits = use.output_axis == RecordAxis(0) == use.axes.get(id(input)) and input.is_contiguous()
     full = input.dtype in (torch.float32, torch.float64)
     if gradient is None or use.statistics is None or not fits or not full or gradient.dtype != input.dtype:
-        yield from _affine(use, F.group_norm(input, num_groups, eps=eps), weight, bias, 1)
+        yield from _affine(use, partial(F.group_norm, input, num_groups, eps=eps), weight, bias, 1)
         return
     yield from _group_norm_in_one_pass(use, input, gradient, weight, bias)
 
