@@ -440,6 +440,14 @@ LIST: list[Problem] = [
         floats(4),
     ),
     Problem("linear, wide", lambda: nn.Linear(40, 50, bias=False), floats(3, 40)),
+    Problem("linear, low rank", lambda: S(nn.Linear(30, 4), nn.Linear(4, 40)), floats(9, 30)),
+    Problem(
+        "layer norm, one tensor for scale and shift",
+        lambda: S(
+            nn.Linear(4, 6), Bare(lambda self, x: F.layer_norm(x, (6,), self.both, self.both), both=parameter(6))
+        ),
+        floats(4),
+    ),
     Problem("bilinear", lambda: nn.Bilinear(3, 4, 5), pairs((3,), (4,))),
     Problem("conv1d", lambda: nn.Conv1d(3, 5, 3, stride=2, padding=1), floats(3, 9)),
     Problem("conv2d", lambda: S(nn.Conv2d(4, 8, 3), nn.ReLU(inplace=True)), floats(4, 7, 7)),
