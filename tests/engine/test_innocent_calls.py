@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import Bare
 from steps import classifier, train
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -139,3 +140,19 @@ def test_dropout_of_channels_of_one_record() -> None:
         watch.open([(x, RecordAxis(0))], 7)
         watch.finish(F.dropout1d(x.t(), 0.5).t().sum(1))
         assert watch.generators.shared_at is not None
+
+
+BY_NAME: dict[str, Callable[[Tensor, nn.Linear], Tensor]] = {
+    "matmul": lambda x, layer: torch.matmul(input=x, other=layer.weight.t()),
+    "mm": lambda x, layer: torch.mm(x, mat2=layer.weight.t()),
+    "addmm": lambda x, layer: torch.addmm(input=layer.bias, mat1=x, mat2=layer.weight.t()),
+    "add": lambda x, layer: torch.add(input=layer(x), other=layer.bias),
+    "mul": lambda x, layer: torch.mul(layer(x), other=layer.bias),
+}
+
+
+@pytest.mark.parametrize("call", BY_NAME.values(), ids=BY_NAME)
+def test_parameters_by_name(call: Callable[[Tensor, nn.Linear], Tensor]) -> None:
+    """Rules for gradients have names of their own for what torch calls `other` or `mat2`."""
+    model = Bare(lambda own, x: call(x, own.layer), layer=nn.Linear(6, 3))
+    assert train(model).updates == 4

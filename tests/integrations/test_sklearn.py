@@ -117,13 +117,19 @@ def test_a_text_in_one_row_does_not_move_the_others() -> None:
     assert np.array_equal(model.predict_proba([*rows, ["?", 0.5]])[:20], before)
 
 
-def test_a_fraction_in_one_column_leaves_large_numbers_of_another() -> None:
+@pytest.mark.parametrize("kind", ["plain", "categories", "derived"])
+def test_a_fraction_in_one_column_leaves_large_numbers_of_another(kind: str) -> None:
     """In one array of float64, two whole numbers above 2^53 would become one, in all rows."""
     pandas = pytest.importorskip("pandas")
     codes = [2**53, 2**53 + 1] * 10
     schema = {"code": {"categories": codes[:2]}, "dose": {"bounds": [0, 1]}}
     plain = pandas.DataFrame({"code": codes, "dose": [1] * 20})
     odd = pandas.DataFrame({"code": codes, "dose": [1] * 19 + [0.5]})
+    if kind == "categories":
+        plain, odd = plain.astype("category"), odd.astype("category")
+    elif kind == "derived":
+        derived = type("Derived", (pandas.DataFrame,), {})
+        plain, odd = derived(plain), derived(odd)
     model = classifier(schema=schema, steps=1).fit(plain, ["no", "yes"] * 10)
     first, second = (model._features(_cells(frame).to_numpy()) for frame in (plain, odd))
     assert torch.equal(first[:19], second[:19])

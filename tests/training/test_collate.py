@@ -15,14 +15,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, Subset, default_collate
 
 import loop
 from discreet import Private, methods
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.stages.sampling import FixedSize
-from discreet.training.collate import CollateEach, _joined, check_apart
+from discreet.training.collate import CollateEach, _joined, check_apart, collate_alike
 
 RECORDS = [(torch.randn(4, generator=torch.Generator().manual_seed(i)), i % 2) for i in range(loop.RECORDS)]
 
@@ -356,3 +356,28 @@ def test_lists_that_losses_do_not_use_are_accepted() -> None:
             assert len(columns) == len(x)
             run.step(loop.losses(run.model, x, y))
     assert run.updates == loop.STEPS
+
+
+ODD: dict[str, tuple[Any, Any]] = {
+    "a fraction among whole numbers": (2**25 + 1, 0.5),
+    "a tensor of another type": (torch.tensor(2**25 + 1), torch.tensor(0.5)),
+    "an array of another type": (np.array([2**25 + 1]), np.array([0.5], np.float32)),
+    "keys in another order": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "a key more": ({"a": 1}, {"a": 1, "b": 2}),
+}
+
+
+@pytest.mark.parametrize(("usual", "odd"), ODD.values(), ids=ODD)
+def test_records_that_are_built_in_another_way(usual: Any, odd: Any) -> None:
+    """The odd record decided the type, or the order, of all others: 5 to 7 clips for twelve records."""
+    assert collate_alike([usual, usual]) is not None
+    for records in ([usual, usual, odd], [odd, usual, usual]):
+        with pytest.raises(Refused, match="records of one type, with the same keys"):
+            collate_alike(records)
+
+
+@pytest.mark.parametrize("name", ["a tensor of another type", "an array of another type", "keys in another order"])
+def test_rows_of_a_collate_fn_that_are_built_in_another_way(name: str) -> None:
+    usual, odd = ODD[name]
+    with pytest.raises(Refused, match=r"records of one type|the same keys in every record, in one order"):
+        CollateEach(default_collate)([usual] * 11 + [odd])  # behind those that `check_apart` looks at

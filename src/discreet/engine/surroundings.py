@@ -28,6 +28,7 @@ from discreet.engine.proof.draws.shared_draws import shared_draw
 from discreet.engine.proof.forbidden import compiler_at_work, refuse_transformed, transform_at_work
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, Origin, PublicRows, ReadDraws
 from discreet.engine.proof.program import described
+from discreet.engine.trace.mode_stack import code_in
 
 count_function_modes: Final = torch._C._len_torch_function_stack
 count_dispatch_modes: Final = torch._C._len_torch_dispatch_stack
@@ -141,6 +142,14 @@ class Surroundings:
                     "torch calls that do what they say, between a batch and its losses",
                     f"{kind.__name__}, a mode of {kind.__module__}, which may change them",
                     "leave the `with` block of the mode out of the training loop",
+                )
+            code = code_in(mode) if is_torchs and kind is not DeviceContext else None
+            if code is not None:
+                refuse(
+                    "torch calls that do what they say, between a batch and its losses",
+                    f"{kind.__name__}, a mode of torch that calls {code}, which sees tensors and may change them",
+                    "leave it out of the training loop; for selective checkpoints, pass a list of operators in place "
+                    "of a function",
                 )
         self._below = count  # once all are known: a loop may go on after a refusal
         self._note_usual()

@@ -43,8 +43,11 @@ def _cells(X: Any) -> Any:
     fraction all whole numbers into fractions, which large ones do not survive."""
     if isinstance(X, (list, tuple)):
         return np.asarray(X, object)
-    is_frame = type(X).__module__.partition(".")[0] == "pandas" and type(X).__name__ == "DataFrame"
-    return X.astype(object) if is_frame and len(set(map(str, X.dtypes))) > 1 else X
+    if not (hasattr(X, "iloc") and hasattr(X, "dtypes")):  # a DataFrame of pandas, or of a class that derives from it
+        return X
+    kinds = set(X.dtypes)
+    is_one = len(kinds) == 1 and all(isinstance(kind, np.dtype) for kind in kinds)  # categories have types of their own
+    return X if is_one else X.astype(object)
 
 
 class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]

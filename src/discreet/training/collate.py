@@ -18,7 +18,7 @@ from typing import Any, NoReturn, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from discreet.core.check import Refused, refuse
 from discreet.engine.proof.lineage import RecordList, RecordTuple
@@ -40,6 +40,34 @@ class CollateEach:
         alone = [kept(self._collate_fn([record])) for record in records]
         two = self._collate_fn([copy.deepcopy(records[0]), copy.deepcopy(records[0])])
         return _joined(alone, two)
+
+
+def collate_alike(records: list[Any]) -> Any:
+    """Torch's own collation, of records that are built alike.
+
+    Among others, one record would decide the type of all: a fraction turns the whole numbers of a batch into float32,
+    in which large ones become others, and the first record says which keys there are, and in which order.
+    """
+    first = _kind(records[0])
+    if any(_kind(record) != first for record in records[1:]):
+        _refuse_kinds()
+    return default_collate(records)
+
+
+def _kind(part: Any) -> Any:
+    """How a record, or a part of it, is built: types and keys, no values."""
+    if isinstance(part, (Tensor, np.ndarray)):
+        return type(part), part.dtype
+    if isinstance(part, Mapping):
+        return type(part), tuple((key, _kind(value)) for key, value in part.items())
+    if isinstance(part, (tuple, list)):
+        return type(part), tuple(map(_kind, part))
+    return type(part)
+
+
+def _refuse_kinds() -> NoReturn:
+    remedy = "convert them in dataset[i], such as float(value) for every record, and return all keys in one order"
+    refuse("records of one type, with the same keys", "records that differ in it", remedy)
 
 
 def kept(batch: Any) -> Any:
@@ -66,8 +94,8 @@ def _joined(alone: Sequence[Any], two: Any) -> Any:
         arrays = _joined_tensors([torch.from_numpy(one) for one in alone], torch.from_numpy(two))
         return arrays.numpy()
     if isinstance(first, Mapping):
-        if any(set(one) != set(first) for one in alone):
-            refuse("the same keys in every record", "different keys", "return all keys for every record")
+        if any(list(one) != list(first) for one in alone):
+            refuse("the same keys in every record, in one order", "others", "return all keys for every record")
         parts = {key: _joined([one[key] for one in alone], two[key]) for key in first}
         if type(first) is dict:
             return parts
@@ -150,6 +178,8 @@ def _joined_tensors(alone: Sequence[Tensor], two: Tensor) -> Tensor:
     if first.dim() and two.shape == (2 * first.shape[0], *first.shape[1:]):
         if any(one.shape != first.shape for one in alone):
             refuse("records of one shape", f"shapes {sorted({tuple(one.shape) for one in alone})}", _PAD)
+        if any(one.dtype != first.dtype for one in alone):
+            _refuse_kinds()
         return torch.cat(list(alone))
     if two.shape != first.shape or any(not torch.equal(one, first) for one in alone):
         _refuse("a tensor without one row for each record")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from discreet.core.secret_draws import KeyedWorker, SecretDraws
 from discreet.engine.factors.groups import UnitRows
@@ -19,6 +19,7 @@ from discreet.training.collate import (
     CollateEach,
     OneByOne,
     attributes_of,
+    collate_alike,
     fields_of,
     kept,
     with_attributes,
@@ -68,7 +69,7 @@ class Loader:
     ) -> None:
         self._dataset, self._micro_batch, self._device = dataset, micro_batch, device
         self._draws, self._vacant_rows, self._note = draws, vacant_rows, note
-        self._collate_fn = default_collate if collate_fn is None else CollateEach(collate_fn)
+        self._collate_fn = collate_alike if collate_fn is None else CollateEach(collate_fn)
         self._num_workers = num_workers
         self._rows = _Rows.of(dataset) if collate_fn is None and num_workers == 0 else None
 

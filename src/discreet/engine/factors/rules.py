@@ -285,11 +285,22 @@ def _one_at_a_time(use: RecordedCall) -> Tensor:
     return whole
 
 
+def _takes(rule: Rule, use: RecordedCall) -> bool:
+    """Whether a rule knows the arguments by the names that the call gives them, such as `other=`."""
+    if not use.kwargs:  # nearly always
+        return True
+    try:
+        inspect.signature(rule).bind(use, *use.args, **use.kwargs)
+    except TypeError:
+        return False
+    return True
+
+
 def simple_parts(use: RecordedCall) -> list[tuple[Tracked, Leaf]] | None:
     """The part of every parameter in a recorded call, by the rule of its op; None if no rule covers it."""
     use.unchanged()
     rule = RULES.get(use.func)
-    if rule is None:
+    if rule is None or not _takes(rule, use):
         return None
     try:
         found = list(rule(use, *use.args, **use.kwargs))
