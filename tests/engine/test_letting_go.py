@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from discreet.core.check import Refused
 from discreet.core.world import World
+from discreet.engine import checkpointed, selfcheck
 from discreet.engine import lazy_zeros as room
-from discreet.engine import selfcheck
 from discreet.engine.engine import Engine
 from discreet.engine.factors.gradients import Weighting
 from discreet.engine.factors.groups import UnitRows
@@ -314,3 +314,31 @@ def test_checkpointed_regions_leave_nothing_behind() -> None:
             assert [one() for one in model.inputs] == [None] * 3
     finally:
         gc.enable()
+
+
+def test_freed_memory_is_looked_at_before_each_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once in the forward pass and once in each of the two backward passes."""
+    looks = [0]
+
+    class Noted:
+        def give_back_if_much(self) -> None:
+            looks[0] += 1
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False).tanh()
+            return x.mean(1)
+
+    x = records()
+    engine = Engine(Stack())
+    engine.script((x,), {}, RECORDS)
+    monkeypatch.setattr(checkpointed, "_FREED", Noted())
+    passed(engine, x)
+    assert looks == [6]
+    engine.add_weighted(torch.ones(1, 1, RECORDS), engine.zeros(), is_last=True)
+    assert looks == [9]

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import gc
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
 _STATUS: Final = Path("/proc/self/status")
 _RESET: Final = Path("/proc/self/clear_refs")
@@ -17,6 +17,29 @@ def give_back() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+@final
+class FreedMemory:
+    """Freed memory that the allocator keeps, as what a process has above the least that it had at such a moment.
+
+    Where tensors of many sizes are taken and freed in turns, the allocator cuts its free pieces smaller and smaller and
+    touches new pages for large ones: a process may come to keep several times what it uses. New pages take time too,
+    so that freed ones go back to the system only when they are much.
+    """
+
+    def __init__(self, much: int) -> None:
+        self._much = much
+        self._least: int | None = None
+
+    def give_back_if_much(self) -> None:
+        """Call it where as little is in use as ever between two calls, and much is about to be taken."""
+        resident = _status("VmRSS")
+        if resident is not None and self._least is not None and resident > self._least + self._much:
+            give_back()
+            self._least = resident = _status("VmRSS")  # what is left is in use
+        if resident is not None and (self._least is None or resident < self._least):
+            self._least = resident
 
 
 def resident_bytes() -> int | None:

@@ -16,9 +16,14 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import refuse
+from discreet.core.peak_memory import FreedMemory
 from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.trace.capture import Call, CallWatch, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS
+
+# What a region took goes back to the system before the next one, once so many bytes have come together: new pages of as
+# many take about a second.
+_FREED: Final = FreedMemory(much=2 << 30)
 
 hooks_on_saved_tensors: Final = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -70,6 +75,7 @@ class CheckpointedRegion:
         self.tracked = recorder.tracked
         frame.recompute_fn = self._run_again
         frame.early_stop = False  # calls after the last saved tensor are needed, too
+        _FREED.give_back_if_much()
 
     def fill(self) -> None:
         """Run the region again where torch did not: nothing in it saved a tensor."""
@@ -79,6 +85,7 @@ class CheckpointedRegion:
             frame.recompute_fn(*frame.get_inputs())
 
     def _run_again(self, *args: Any) -> None:
+        _FREED.give_back_if_much()
         self._position, self._filled = self._start, 0
         calls, repeating = (
             CallWatch(self, DECOMPOSITIONS, forbidden={}),

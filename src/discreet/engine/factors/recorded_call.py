@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from discreet.engine.trace.capture import RecordAxis, Tracked, name_of
 
 Parts = Iterator[tuple[Tensor, Leaf]]
 Rule = Callable[..., Parts]
+
+_WIDENED: Final = 1 << 18  # numbers that are widened at a time: they stay in the cache
 
 
 class UnfitError(Exception):
@@ -74,7 +77,7 @@ class RecordedCall:
         NaN equals NaN here. Parameters are compared by themselves (model_state.py).
         """
         inputs = [t.detach() for t in self.tensors if id(t) not in self.targets and not t.is_complex()]
-        return [str((float(t.sum(dtype=torch.float64)), _length(t))) for t in inputs]
+        return [str(_sum_and_length(t)) for t in inputs]
 
     def forget(self, *, comes_again: bool = False) -> None:
         """Let go of all tensors but the parameters: the parts have what they need.
@@ -123,9 +126,14 @@ class RecordedCall:
             refuse(expected, got, "replace the in-place operation (for example ReLU(inplace=True) on a reused tensor)")
 
 
-def _length(tensor: Tensor) -> float:
-    floats = tensor if tensor.is_floating_point() else tensor.double()
-    return float(torch.linalg.vector_norm(floats, dtype=torch.float64))
+def _sum_and_length(tensor: Tensor) -> tuple[float, float]:
+    """In float64, some numbers at a time: a wide copy of all would take twice the memory of the tensor."""
+    sums, lengths = [], []
+    for some in tensor.reshape(-1).split(_WIDENED):
+        wide = some.double()
+        sums.append(float(wide.sum()))
+        lengths.append(float(torch.linalg.vector_norm(wide)))
+    return sum(sums), math.hypot(*lengths)
 
 
 def names_in(use: RecordedCall) -> str:
