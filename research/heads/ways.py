@@ -126,7 +126,8 @@ def _adamw(problem: Problem, setting: Setting, streams: Streams) -> Trained:
 
 
 def _scaled(problem: Problem, setting: Setting, streams: Streams) -> Trained:
-    layer = Scaled(math.prod(problem.task.shape), problem.task.classes)
+    # The optimizer writes the scale, which comes from releases alone.
+    layer = discreet.public(Scaled(math.prod(problem.task.shape), problem.task.classes))
     return _fit(problem, layer, ScaleThenPrivatise(layer, setting["rate"]), _plan(problem, setting["clip"]), streams)
 
 
