@@ -95,3 +95,13 @@ def test_small_squares_are_not_lost_beside_large_ones(measured_by: None) -> None
     assert float(row_norms(row)) == pytest.approx(truth, rel=ROUNDING)
     plain = float(torch.linalg.vector_norm(row, dim=1))
     assert plain < truth * (1 - 1e-5)  # the plain norm is too small by more than the guarantee allows
+
+
+def test_vectors_that_compiled_code_cannot_read_are_left_to_torch() -> None:
+    """It gets addresses: another type or another length would be read beyond the end."""
+    three, single = torch.tensor([3.0, 3.0], dtype=DOUBLE), torch.tensor([4.0, 4.0])
+    assert root_of_squares([three, single]).tolist() == [5.0, 5.0]
+    with pytest.raises(RuntimeError, match="size"):
+        root_of_squares([three, three[:1]])
+    assert are_products_above(single, three, three[:1], 1.0)  # spread over the records
+    assert not are_products_above(single, three, 0 * three[:1], 1.0)

@@ -38,6 +38,11 @@ def is_small(tensor: Tensor) -> bool:
     return is_there and tensor.numel() <= _SMALL and tensor.is_contiguous()
 
 
+def _are_small_doubles(vectors: Sequence[Tensor], count: int) -> bool:
+    """Whether compiled code can read so many float64 numbers of each; it trusts this, and would read past the end."""
+    return all(is_small(one) and one.dtype == torch.float64 and one.numel() == count for one in vectors)
+
+
 def is_within(values: Tensor, least: float, most: float) -> bool:
     """Whether all values lie in [least, most]; a NaN lies nowhere."""
     count = values.numel()
@@ -51,8 +56,7 @@ def is_within(values: Tensor, least: float, most: float) -> bool:
 
 def are_products_above(weights_N: Tensor, left_N: Tensor, right_N: Tensor, least: float) -> bool:
     """Whether min(left, right) * min(|weight|, 1) is at least `least` for every record; a NaN is not."""
-    lengths = left_N, right_N
-    if is_small(weights_N) and all(is_small(one) and one.dtype == torch.float64 for one in lengths):
+    if is_small(weights_N) and _are_small_doubles((left_N, right_N), weights_N.numel()):
         is_double = weights_N.dtype == torch.float64
         left, right = left_N.data_ptr(), right_N.data_ptr()
         return compiled.are_products_above(weights_N.data_ptr(), is_double, left, right, len(weights_N), least)
@@ -134,7 +138,7 @@ def length_bound(tensor: Tensor) -> float:
 
 def root_of_squares(norms: Sequence[Tensor]) -> Tensor:
     """sqrt(sum of squares) of float64 vectors, scaled so that no square overflows or vanishes."""
-    if all(map(is_small, norms)):
+    if _are_small_doubles(norms, norms[0].numel()):
         roots = torch.empty_like(norms[0])
         compiled.root_of_squares(tuple(one.data_ptr() for one in norms), len(roots), roots.data_ptr())
         return roots
