@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 FLOWER := .venv.flower
-COMPILED := $(wildcard src/discreet/core/generators/*.[ch] src/discreet/engine/*.c src/discreet/engine/factors/*.c src/discreet/engine/proof/calls/*.c)
+COMPILED := $(wildcard src/discreet/core/generators/*.[ch] src/discreet/engine/model/*.c src/discreet/engine/factors/*.c src/discreet/engine/proof/calls/*.c)
 # Stealing work leaves the tests of a file, and what they share, with one worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 

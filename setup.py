@@ -14,7 +14,7 @@ setup(
             **LIMITED,
         ),
         Extension("discreet.engine.proof.calls._expected", ["src/discreet/engine/proof/calls/_expected.c"], **LIMITED),
-        Extension("discreet.engine._model_state", ["src/discreet/engine/_model_state.c"], **LIMITED),
+        Extension("discreet.engine.model._state", ["src/discreet/engine/model/_state.c"], **LIMITED),
         Extension(
             "discreet.engine.factors._lengths",
             ["src/discreet/engine/factors/_lengths.c"],

@@ -42,7 +42,7 @@ _HOME = {
     "check": "discreet.training.model_check",
     "data": "discreet.data",
     "features": "discreet.data",
-    "fix": "discreet.engine.fix",
+    "fix": "discreet.engine.model.fix",
     "methods": "discreet.methods",
     "own_part": "discreet.training.draws",
     "public": "discreet.engine.public",
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from discreet.core.streams import Streams as Streams
     from discreet.data import features as features
     from discreet.data.schema import Schema as Schema
-    from discreet.engine.fix import fix as fix
+    from discreet.engine.model.fix import fix as fix
     from discreet.engine.public import public as public
     from discreet.runs.budget import Budget as Budget
     from discreet.runs.budget import BudgetLimit as BudgetLimit

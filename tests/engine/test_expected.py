@@ -208,7 +208,7 @@ def test_a_mode_that_was_refused_is_refused_again(watch: RecordWatch) -> None:
 
 _BLOCKED = """
 import sys
-sys.modules["discreet.engine.proof.calls._expected"] = sys.modules["discreet.engine._model_state"] = None
+sys.modules["discreet.engine.proof.calls._expected"] = sys.modules["discreet.engine.model._state"] = None
 import pytest
 sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """

@@ -10,7 +10,7 @@ from torch import nn
 import discreet
 from discreet.core.check import Refused
 from discreet.engine.engine import Engine
-from discreet.engine.fix import fix
+from discreet.engine.model.fix import fix
 
 
 class OwnNorm(nn.BatchNorm2d):

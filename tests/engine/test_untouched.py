@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discreet.engine import support
-from discreet.engine.model_state import Snapshot, _each_untouched, untouched
+from discreet.engine.model import support
+from discreet.engine.model.state import Snapshot, _each_untouched, untouched
 
 pytestmark = pytest.mark.skipif(untouched is _each_untouched, reason="the installation found no compiler")
 

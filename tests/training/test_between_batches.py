@@ -16,8 +16,8 @@ import discreet
 import loop
 from discreet import methods
 from discreet.core.check import Refused
-from discreet.engine import model_state
-from discreet.engine.model_state import Snapshot
+from discreet.engine.model import state
+from discreet.engine.model.state import Snapshot
 from discreet.stages.sampling import OwnLoader
 from discreet.training.private import Private
 
@@ -272,7 +272,7 @@ def test_averaged_and_save_keep_working_between_steps(tmp_path: Path) -> None:
 
 
 def test_large_buffers_are_compared_by_version_and_at_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_state, "MOST_BUFFERS", 20_000)
+    monkeypatch.setattr(state, "MOST_BUFFERS", 20_000)
     model = nn.Module()
     model.register_buffer("small", torch.zeros(4096))
     model.register_buffer("large", torch.zeros(65_536))

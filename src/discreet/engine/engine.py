@@ -39,7 +39,8 @@ from discreet.engine.factors.parts import GradientBuffer, in_range
 from discreet.engine.known_traces import KnownTraces
 from discreet.engine.layout import Layout, Mask
 from discreet.engine.lazy_zeros import lazy_zeros
-from discreet.engine.model_state import Snapshot
+from discreet.engine.model.state import Snapshot
+from discreet.engine.model.support import Hook, check_trained, fresh_graph, refuse_unsupported, trainable
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.lineage import PUBLIC, places_in
 from discreet.engine.proof.program import BatchKind
@@ -48,7 +49,6 @@ from discreet.engine.recorder import Recorder
 from discreet.engine.selfcheck import UNSEEN, refuse_reduced, untouched
 from discreet.engine.shards.sharding import Sharding
 from discreet.engine.shards.sums import Sums, SumsByShard, WholeSums
-from discreet.engine.support import Hook, check_trained, fresh_graph, refuse_unsupported, trainable
 from discreet.engine.tables import TouchedRows, tables_of
 from discreet.engine.trace.capture import CallWatch, ForwardTrace, Tracked
 from discreet.engine.trace.decompose import DECOMPOSITIONS

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from discreet.core.check import refuse
 from discreet.core.peak_memory import give_back
 from discreet.engine.layout import Layout
+from discreet.engine.model.support import modules_in, settings_of
 from discreet.engine.proof.probe import PROBE_SEED, Probe
 from discreet.engine.selfcheck import verify
-from discreet.engine.support import modules_in, settings_of
 from discreet.engine.trace.capture import ForwardTrace, Tracked, tensors_in
 
 _MOST_GUESSES = 4  # constants among the inputs of a single record, tried one by one

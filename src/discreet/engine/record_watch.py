@@ -13,7 +13,7 @@ record by another record, whatever the values of the records and of the paramete
     memory that autograd reads again                                    proof/lineage_table.py (versions, exports)
     modes, and seeds of generators                                      surroundings.py
     functions inside which no call is seen                              trace/unscripted.py
-    parameters and buffers                                              model_state.py
+    parameters and buffers                                              model/state.py
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from discreet.core.check import refuse
 from discreet.engine.factors.groups import Joined
 from discreet.engine.factors.linear import OneHot
 from discreet.engine.factors.parts import BoundedFactors, Factors
-from discreet.engine.support import modules_in, trainable
+from discreet.engine.model.support import modules_in, trainable
 
 if TYPE_CHECKING:
     from discreet.engine.layout import Layout

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from discreet.core import check
-from discreet.engine.model_state import Gradients, ModelBetweenBatches
+from discreet.engine.model.state import Gradients, ModelBetweenBatches
 from discreet.stages.domain import Unbounded
 from discreet.stages.plan import Plan
 from discreet.stages.selection import Frozen

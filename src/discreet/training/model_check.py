@@ -18,7 +18,7 @@ from discreet.core.check import Refused
 from discreet.core.peak_memory import peak_bytes, resident_bytes, restart_peak
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
-from discreet.engine.fix import fix
+from discreet.engine.model.fix import fix
 from discreet.engine.trace.capture import replace, tensors_in
 from discreet.methods.dp_sgd.recipes import dp_sgd
 from discreet.stages.plan import Plan

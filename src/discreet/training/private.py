@@ -18,7 +18,7 @@ from discreet.core.secret_draws import SecretDraws
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
-from discreet.engine.model_state import ModelBetweenBatches, Snapshot
+from discreet.engine.model.state import ModelBetweenBatches, Snapshot
 from discreet.engine.proof.program import BatchKind
 from discreet.stages.plan import Plan
 from discreet.stages.update import unpack

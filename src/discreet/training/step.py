@@ -34,7 +34,7 @@ from discreet.engine.contributions import Contributions
 from discreet.engine.engine import Engine
 from discreet.engine.factors.groups import UnitRows
 from discreet.engine.layout import Mask
-from discreet.engine.model_state import ModelBetweenBatches
+from discreet.engine.model.state import ModelBetweenBatches
 from discreet.engine.shards.local import share
 from discreet.stages.aggregation import Aggregation, RowCounts, sum_of_numbers
 from discreet.stages.clipping import Query

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from discreet.engine.dataset.named_by_code import contents_of, is_installed, named_by
+from discreet.engine.model.support import modules_in
 from discreet.engine.proof.lineage import addresses_of, has_memory, live_tensors, version_of
-from discreet.engine.support import modules_in
 
 _MOST: Final = 500_000  # objects that are looked at
 _PLAIN: Final = (

@@ -74,7 +74,7 @@ class RecordedCall:
     def _sums(self) -> list[str]:
         """The sum and the length of every input but parameters: they are the same if the same call is made again.
 
-        NaN equals NaN here. Parameters are compared by themselves (model_state.py).
+        NaN equals NaN here. Parameters are compared by themselves (model/state.py).
         """
         inputs = [t.detach() for t in self.tensors if id(t) not in self.targets and not t.is_complex()]
         return [str(_sum_and_length(t)) for t in inputs]

@@ -15,8 +15,8 @@ from typing import Any, Final, final
 
 from torch import Tensor, nn
 
+from discreet.engine.model.support import modules_in, tensors_of
 from discreet.engine.proof.lineage import has_memory, storage_of
-from discreet.engine.support import modules_in, tensors_of
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import require
+from discreet.engine.model.support import modules_in, tensors_of
 from discreet.engine.proof.axes import (
     Write,
     are_all,
@@ -55,7 +56,6 @@ from discreet.engine.proof.lineage import (
     version_of,
 )
 from discreet.engine.proof.watched_functions import NEW_MEMORY, changes_graph
-from discreet.engine.support import modules_in, tensors_of
 from discreet.engine.trace.capture import RecordAxis
 
 _MOST_LEAVES: Final = 10_000

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 import torch
 from torch import nn
 
-from discreet.engine.support import modules_in
+from discreet.engine.model.support import modules_in
 
 
 @final

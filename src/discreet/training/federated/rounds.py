@@ -19,8 +19,8 @@ from discreet.core.world import World
 from discreet.engine.active import Active
 from discreet.engine.contributions import GivenVectors
 from discreet.engine.layout import Layout
-from discreet.engine.model_state import ModelBetweenBatches
-from discreet.engine.support import trainable
+from discreet.engine.model.state import ModelBetweenBatches
+from discreet.engine.model.support import trainable
 from discreet.engine.tables import tables_of
 from discreet.stages.participation import FixedBins
 from discreet.stages.plan import Plan

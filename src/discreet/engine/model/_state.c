@@ -1,12 +1,12 @@
 /* What every step asks of a model, a tenth of the time: which modules and tensors it holds (support.py), what steers
-   its modules (known_traces.py), and whether its tensors are as they were seen (model_state.py). */
+   its modules (known_traces.py), and whether its tensors are as they were seen (model/state.py). */
 
 #include <Python.h>
 #include <string.h>
 
 static PyObject *s_modules, *s_parameters, *s_buffers, *s_training, *s_dict, *s_own_module, *s_torch_nn;
 static PyObject *s_content, *s_data_ptr, *s_memory, *s_shape, *s_stride, *s_dtype, *s_tensor, *s_version, *s_own_version;
-static const Py_ssize_t END = 4096; /* _END of model_state.py */
+static const Py_ssize_t END = 4096; /* _END of model/state.py */
 
 /* Compare and let go of a value: 1, 0, or -1 for an error. */
 static int equals(PyObject *value, PyObject *expected)
@@ -208,10 +208,10 @@ static PyMethodDef functions[] = {
     {"settings_of", settings_of, METH_O, "What steers each module."},
     {NULL}};
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "_model_state", .m_doc = "What a model holds, and whether it is as it was.", .m_size = -1,
+    PyModuleDef_HEAD_INIT, .m_name = "_state", .m_doc = "What a model holds, and whether it is as it was.", .m_size = -1,
     .m_methods = functions};
 
-PyMODINIT_FUNC PyInit__model_state(void)
+PyMODINIT_FUNC PyInit__state(void)
 {
     struct { PyObject **place; const char *name; } names[] = {
         {&s_content, "content"}, {&s_data_ptr, "data_ptr"}, {&s_memory, "memory"}, {&s_shape, "shape"},

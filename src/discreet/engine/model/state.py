@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from discreet.core.check import refuse
+from discreet.engine.model.support import modules_in, tensors_of
 from discreet.engine.proof.declared import DECLARED
 from discreet.engine.proof.lineage import version_of
 from discreet.engine.shards.local import local_of
-from discreet.engine.support import modules_in, tensors_of
 
 MOST_BUFFERS: Final = 4 << 20  # bytes of buffers that are compared in full
 _END: Final = 4096  # bytes that are compared at both ends of a larger tensor
@@ -201,7 +201,7 @@ def _each_untouched(seen: list[_Seen], now: list[Tensor]) -> list[bool]:
 
 
 try:
-    from discreet.engine._model_state import untouched
+    from discreet.engine.model._state import untouched
 except ImportError:  # no compiler
     untouched = _each_untouched
 

@@ -124,9 +124,9 @@ modules_in: Callable[[nn.Module], list[nn.Module]] = _modules_in
 tensors_of: Callable[[Iterable[nn.Module]], list[Tensor]] = _tensors_of
 settings_of: Callable[[Iterable[nn.Module]], tuple[Any, ...]] = _settings_of
 with suppress(ImportError):  # no compiler
-    from discreet.engine import _model_state
+    from discreet.engine.model import _state
 
-    modules_in, tensors_of, settings_of = _model_state.modules_in, _model_state.tensors_of, _model_state.settings_of
+    modules_in, tensors_of, settings_of = _state.modules_in, _state.tensors_of, _state.settings_of
 
 
 def check_trained(model: nn.Module, expected: dict[str, Tensor]) -> None:
