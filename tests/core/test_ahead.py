@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 
 import numpy as np
@@ -16,6 +15,7 @@ from discreet.core.generators import ahead
 from discreet.core.generators.ahead import NormalsAhead
 from discreet.core.streams import Stream, Streams
 
+pytestmark = pytest.mark.skipif(normals.compiled is None, reason="the compiled generator was not built")
 KEY = bytes(range(32))
 COUNT = 3 * ahead.LEAST + 5
 
@@ -58,32 +58,48 @@ def test_noise_keeps_its_size_when_memory_is_used_again() -> None:
     assert torch.allclose(torch.cat(found), reference(3 * COUNT), rtol=1e-6)
 
 
-def test_a_thread_that_dies_leaves_no_value_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, main = normals.add, threading.current_thread()
-
-    def dies(key: bytes, first: int, values: normals.Values, std: float, *, threads: int | None = None) -> None:
-        if threading.current_thread() is not main:
-            values[: len(values) // 2] = 0.0
-            raise MemoryError
-        real(key, first, values, std, threads=threads)
-
-    monkeypatch.setattr(normals, "add", dies)
-    monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    drawn = NormalsAhead.begin(KEY, 11, np.full(4 * ahead._PIECE, np.nan))
-    time.sleep(0.05)  # let the thread take the first piece
-    expected = np.zeros(4 * ahead._PIECE)
-    real(KEY, 11, expected, 1.0)
-    assert np.array_equal(drawn.wait(), expected)
+def drawn_at(first: int, count: int) -> normals.Floats:
+    values = np.zeros(count)
+    normals.add(KEY, first, values, 1.0)
+    return values
 
 
-def test_without_a_thread_the_draw_is_made_by_the_one_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("count", [2, 30, 32, 34, 16384, 3 * 16384 - 2, COUNT + 1])
+def test_the_same_values_at_the_same_positions(count: int, beside: bool) -> None:
+    memory = np.full(count + 1, np.nan)
+    drawn = NormalsAhead(KEY, 11, memory[:-1], beside=beside)
+    assert np.array_equal(drawn.wait(), drawn_at(11, count))
+    assert np.array_equal(drawn.wait(), drawn_at(11, count)), "a second wait changes nothing"
+    assert np.isnan(memory[-1]), "nothing is written behind the array"
 
-    monkeypatch.setattr(threading.Thread, "start", refuses)
-    stream = Streams.seeded(3).noise
-    stream.prepare(COUNT)
-    assert torch.equal(stream.normal(COUNT), reference(COUNT))
+
+def test_a_forked_process_has_all_values_without_the_thread() -> None:
+    count = 1 << 24  # the thread is still at work when the process forks
+    drawn = NormalsAhead(KEY, 11, np.full(count, np.nan))
+    child = os.fork()
+    if child == 0:
+        ends, expected = drawn.wait()[[0, -2, -1]], drawn_at(11, 2)[0]
+        is_right = ends[0] == expected and np.array_equal(ends[1:], drawn_at(11 + count // 2 - 1, 2))
+        os._exit(0 if is_right and not np.isnan(drawn.wait()).any() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.array_equal(drawn.wait()[-2:], drawn_at(11 + count // 2 - 1, 2))
+
+
+def test_a_draw_that_nobody_waits_for_ends() -> None:
+    memory = np.full(1 << 24, np.nan)
+    del_at_once = NormalsAhead(KEY, 11, memory)
+    del del_at_once
+    left = np.isnan(memory).sum()
+    time.sleep(0.02)
+    assert np.isnan(memory).sum() == left, "the thread has ended"
+    assert left, "the thread does not draw to the end"
+
+
+@pytest.mark.parametrize("given", [(KEY[:31], np.zeros(4)), (KEY, np.zeros(4, np.float32))])
+def test_other_keys_and_arrays_are_refused(given: tuple[bytes, normals.Floats]) -> None:
+    with pytest.raises(ValueError, match="a key of 32 bytes and an array of float64"):
+        NormalsAhead(given[0], 0, given[1])
 
 
 def test_an_interrupted_wait_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +135,6 @@ def test_small_and_huge_draws_are_not_prepared() -> None:
 
 def test_a_core_is_free_only_if_torch_leaves_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    if normals.compiled is None:
-        pytest.skip("the compiled generator was not built")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert not ahead.core_is_free()
@@ -132,8 +146,13 @@ def test_a_core_is_free_only_if_torch_leaves_one(monkeypatch: pytest.MonkeyPatch
 
 def test_the_first_thread_of_a_stream_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    real = NormalsAhead.begin.__func__  # type: ignore[attr-defined]
-    monkeypatch.setattr(NormalsAhead, "begin", classmethod(lambda cls, *given: (begun.append(1), real(cls, *given))[1]))
+    real = NormalsAhead.__init__
+
+    def counted(self: NormalsAhead, key: bytes, first: int, memory: normals.Floats) -> None:
+        begun.append(1)
+        real(self, key, first, memory)
+
+    monkeypatch.setattr(NormalsAhead, "__init__", counted)
     stream: Stream = Streams.seeded(3).noise
     stream.prepare(COUNT)
     stream.prepare(2 * COUNT)

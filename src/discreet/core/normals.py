@@ -156,6 +156,18 @@ def add(key: bytes, first: int, values: Values, std: float, *, threads: int | No
         compiled.add(key, NORMALS, first, values, std, threads or torch.get_num_threads())
 
 
+def begin(key: bytes, first: int, values: Floats, *, beside: bool) -> object:
+    """Begin to write the normals from pair `first` on to `values`, beside other work or at `finish`; compiled only."""
+    assert compiled is not None
+    return compiled.begin(key, NORMALS, first, values, beside)
+
+
+def finish(begun: object) -> None:
+    """Write what `begin` has left."""
+    assert compiled is not None
+    compiled.finish(begun)
+
+
 def _add(key: bytes, first: int, values: Values, std: float) -> None:
     source = cipher(key, NORMALS, first)
     with _buffers() as block:

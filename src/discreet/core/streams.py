@@ -138,7 +138,7 @@ class Stream:
                 first = self._normal_blocks
                 self._normal_blocks += missing // 2  # before the draw: no block serves twice
                 memory = ahead.memory_for(missing, kept)
-                self._ahead = ahead.NormalsAhead.begin(self._cipher_key, first, memory)
+                self._ahead = ahead.NormalsAhead(self._cipher_key, first, memory)
 
     def add_normal_(self, value: torch.Tensor, std: float) -> torch.Tensor:
         """value += std * N(0, 1) in place, summed in float64 and rounded after adding."""

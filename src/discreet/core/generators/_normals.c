@@ -25,6 +25,7 @@ PyMODINIT_FUNC PyInit__normals(void) {
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 #define INLINE static inline __attribute__((always_inline))
 #define PI 3.14159265358979323846
@@ -90,10 +91,21 @@ typedef struct {
     Key key;
     uint64_t lane, first;
     void *target;
-    size_t count, taken; /* `taken` is shared: the values that some thread has begun or done */
+    size_t count, taken, made; /* shared by threads: the values that some thread has begun or done, and those done */
     double std;
-    int is_double;
+    int is_double, is_new; /* whether the normals themselves are written, in place of what the target holds */
 } Job;
+
+/* target[start .. stop-1] = normals. Whole groups are made where they stay. */
+static void write_part(const Job *job, size_t start, size_t stop) {
+    double *out = (double *)job->target + start, rest[GROUP] __attribute__((aligned(64)));
+    size_t groups = (stop - start) / GROUP, left = (stop - start) % GROUP;
+    uint64_t block = job->first + start / 2;
+    kernel->draw(&job->key, job->lane, block, groups, out);
+    if (!left) return;
+    kernel->draw(&job->key, job->lane, block + groups * (GROUP / 2), 1, rest);
+    memcpy(out + groups * GROUP, rest, left * sizeof *rest);
+}
 
 /* target[start .. stop-1] += std * normals: product and sum in double as in normals.py, so without FMA; rounded once. */
 __attribute__((target("avx2"))) static void add_part(const Job *job, size_t start, size_t stop) {
@@ -119,7 +131,10 @@ static void *work(void *given) {
         size_t start = __atomic_fetch_add(&job->taken, PIECE, __ATOMIC_RELAXED);
         if (start >= job->count) return NULL;
         size_t stop = job->count - start < PIECE ? job->count : start + PIECE;
-        for (; start < stop; start += PART) add_part(job, start, stop - start < PART ? stop : start + PART);
+        if (job->is_new) write_part(job, start, stop);
+        else
+            for (size_t at = start; at < stop; at += PART) add_part(job, at, stop - at < PART ? stop : at + PART);
+        __atomic_fetch_add(&job->made, stop - start, __ATOMIC_RELEASE);
     }
 }
 
@@ -131,6 +146,16 @@ static void forget_openmp(void) { openmp = NULL; }
 
 static void work_in_team(void *given) { work(given); }
 
+/* Whether a thread for the job could be had. It takes no signals: Python handles them in its own threads. */
+static int start_thread(pthread_t *thread, Job *job) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(thread, NULL, work, job);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return !failed;
+}
+
 /* This thread works too, so a thread that cannot be had costs time only. */
 static void share_out(Job *job, long threads) {
     if (openmp && threads > 1) {
@@ -138,12 +163,8 @@ static void share_out(Job *job, long threads) {
         return;
     }
     pthread_t others[MOST_THREADS];
-    sigset_t all, before;
     long begun = 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (begun < threads - 1 && pthread_create(&others[begun], NULL, work, job) == 0) begun++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    while (begun < threads - 1 && start_thread(&others[begun], job)) begun++;
     work(job);
     while (begun) pthread_join(others[--begun], NULL);
 }
@@ -201,6 +222,81 @@ static PyObject *add_scaled(PyObject *module, PyObject *args) {
     return NULL;
 }
 
+/* A draw beside other work: a thread of its own writes normals, without the interpreter lock, until `finish`, which
+   takes over what the thread has not begun. The capsule holds the array, so its memory stays as long as the thread. */
+
+typedef struct {
+    Job job;
+    Py_buffer view;
+    pthread_t thread;
+    pid_t process; /* that has the thread: a forked one has the memory alone */
+    int is_running;
+} Ahead;
+
+static const char *const AHEAD = "discreet.core.generators._normals.ahead";
+
+static void join(Ahead *ahead) {
+    if (ahead->is_running && ahead->process == getpid()) pthread_join(ahead->thread, NULL);
+    ahead->is_running = 0;
+}
+
+static void drop(PyObject *capsule) {
+    Ahead *ahead = PyCapsule_GetPointer(capsule, AHEAD);
+    __atomic_store_n(&ahead->job.taken, ahead->job.count, __ATOMIC_RELAXED); /* the thread ends after its piece */
+    Py_BEGIN_ALLOW_THREADS
+    join(ahead);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&ahead->view);
+    PyMem_Free(ahead);
+}
+
+static PyObject *begin(PyObject *module, PyObject *args) {
+    const char *key;
+    Py_ssize_t key_bytes;
+    unsigned long long lane, first;
+    PyObject *array;
+    int beside;
+    if (!PyArg_ParseTuple(args, "y#KKOp", &key, &key_bytes, &lane, &first, &array, &beside)) return NULL;
+    Ahead *ahead = PyMem_Calloc(1, sizeof *ahead);
+    if (!ahead) return PyErr_NoMemory();
+    if (PyObject_GetBuffer(array, &ahead->view, PyBUF_WRITABLE | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
+        PyMem_Free(ahead);
+        return NULL;
+    }
+    PyObject *capsule = NULL;
+    if (key_bytes != 32 || strcmp(ahead->view.format, "d") != 0)
+        PyErr_SetString(PyExc_ValueError, "begin takes a key of 32 bytes and an array of float64");
+    else
+        capsule = PyCapsule_New(ahead, AHEAD, drop);
+    if (!capsule) {
+        PyBuffer_Release(&ahead->view);
+        PyMem_Free(ahead);
+        return NULL;
+    }
+    Job *job = &ahead->job;
+    expand(key, &job->key);
+    job->lane = lane, job->first = first, job->is_new = 1;
+    job->target = ahead->view.buf, job->count = (size_t)ahead->view.len / sizeof(double);
+    ahead->process = getpid();
+    if (beside) ahead->is_running = start_thread(&ahead->thread, job);
+    return capsule;
+}
+
+static PyObject *finish(PyObject *module, PyObject *capsule) {
+    Ahead *ahead = PyCapsule_GetPointer(capsule, AHEAD);
+    if (!ahead) return NULL;
+    Job *job = &ahead->job;
+    Py_BEGIN_ALLOW_THREADS
+    work(job);
+    join(ahead);
+    if (job->made != job->count) { /* a process that was forked in between has begun pieces that nobody ends */
+        job->taken = job->made = 0;
+        work(job);
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 /* For tests: the transform of chosen words, other threads, and narrower kernels on a processor that has several. */
 
 static PyObject *transform(PyObject *module, PyObject *args) {
@@ -246,6 +342,9 @@ static PyObject *use_openmp(PyObject *module, PyObject *args) {
 static PyMethodDef methods[] = {
     {"add", add, METH_VARARGS,
      "add(key, lane, first, array, std, threads): array += std * the normals from pair `first` on."},
+    {"begin", begin, METH_VARARGS,
+     "begin(key, lane, first, array, beside): write the normals from pair `first` on, on a thread if `beside`; for finish."},
+    {"finish", finish, METH_O, "finish(begun): draw what is left, and wait for the thread. It may be called again."},
     {"add_scaled", add_scaled, METH_VARARGS, "add_scaled(array, normals, std): array += std * normals."},
     {"transform", transform, METH_VARARGS, "transform(words, normals): Box-Muller, pair by pair."},
     {"use_openmp", use_openmp, METH_VARARGS, "use_openmp(wanted): whether torch's threads do the work from now on."},

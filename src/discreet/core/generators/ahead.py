@@ -1,8 +1,7 @@
 """Normals that are drawn on a thread of their own while a core has nothing else to do."""
 
 import os
-import threading
-from typing import Final, Self, final
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -11,7 +10,6 @@ from discreet.core import normals
 
 LEAST: Final = 1 << 16  # fewer normals are not worth a thread
 MOST: Final = 1 << 20  # more would leave the cache, and reading them again would take longer than drawing them
-_PIECE: Final = 1 << 17  # normals drawn at a time
 _KNOWS_AFFINITY: Final = "sched_getaffinity" in dir(os)
 
 
@@ -30,50 +28,17 @@ def memory_for(count: int, kept: normals.Floats) -> normals.Floats:
 class NormalsAhead:
     """The standard normals of the pairs from `first` on, an even number.
 
-    Guarantee: `wait` gives what a draw at these positions gives, all of it, whatever happened to the thread. It takes
-    over what the thread has not begun, so a busy core delays it by one piece at most.
+    Guarantee: `wait` gives what a draw at these positions gives, all of it, also in a forked process, which has no such
+    thread. It takes over what the thread has not begun, so a busy core delays it by one piece at most. The thread never
+    holds the interpreter lock: Python threads took more time from the training than the noise itself.
     """
 
-    def __init__(self, key: bytes, first: int, memory: normals.Floats) -> None:
-        self._key, self._first, self._values = key, first, memory
-        self._lock, self._begun, self._made = threading.Lock(), 0, 0
-        self._thread: threading.Thread | None = None
-
-    @classmethod
-    def begin(cls, key: bytes, first: int, memory: normals.Floats) -> Self:
-        """Draw to `memory`, which belongs to this object until `wait`."""
-        ahead, thread = cls(key, first, memory), None
-        try:
-            thread = threading.Thread(target=ahead._draw_pieces, daemon=True)
-            thread.start()
-            ahead._thread = thread
-        except RuntimeError:  # no thread to be had: `wait` draws everything
-            pass
-        return ahead
+    def __init__(self, key: bytes, first: int, memory: normals.Floats, *, beside: bool = True) -> None:
+        """Draw to `memory`, which belongs to this object until `wait`. Without `beside` the one who waits draws."""
+        self._values = memory
+        self._begun = normals.begin(key, first, memory, beside=beside)
 
     def wait(self) -> normals.Floats:
         """All values. If this is interrupted, it can be called again."""
-        self._draw_pieces()
-        if self._thread is not None:
-            self._thread.join()
-        if self._made != len(self._values):  # a piece was begun and not finished
-            self._draw(0, len(self._values))
-            self._made = len(self._values)
+        normals.finish(self._begun)
         return self._values
-
-    def _draw_pieces(self) -> None:
-        """Draw pieces until none is left. This thread and the one that waits take turns."""
-        while True:
-            with self._lock:
-                start = self._begun
-                self._begun = stop = min(start + _PIECE, len(self._values))
-            if start == stop:
-                return
-            self._draw(start, stop)
-            with self._lock:
-                self._made += stop - start
-
-    def _draw(self, start: int, stop: int) -> None:
-        part = self._values[start:stop]
-        part.fill(0.0)
-        normals.add(self._key, self._first + start // 2, part, 1.0, threads=1)
