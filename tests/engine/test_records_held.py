@@ -328,6 +328,16 @@ def test_what_the_engine_refers_to_is_not_the_datas() -> None:
     assert not tensors_held_by([KnownMemory([tensor])], [tensor])
 
 
+@pytest.mark.parametrize(
+    "record_of", [lambda x: x, lambda x: {"x": [x]}, Box, Slots, Cycle, lambda x: Slots(Box((x,)))]
+)
+def test_what_a_record_is_a_view_of_is_found_once(record_of: Callable[[Tensor], Any]) -> None:
+    table, other = torch.ones(5, 3), torch.ones(3)
+    known = KnownMemory([table, other])
+    assert [one is table for one in known.taken_by(record_of(table[2]))] == [True]
+    assert known.taken_by(record_of(table[1])) == []
+
+
 class FromArrays(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, x: np.ndarray[Any, Any], y: Tensor) -> None:
         self.x, self.y = x, y

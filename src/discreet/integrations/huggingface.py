@@ -289,7 +289,10 @@ _TUNING: Final = "tune on public data: every trial on the records is a run with 
 
 def _inside(model: Any) -> Any:
     """The model without the wrapper of PEFT."""
-    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+    is_wrapped = any(
+        kind.__name__ == "PeftModel" and kind.__module__.startswith("peft.") for kind in type(model).__mro__
+    )
+    return model.get_base_model() if is_wrapped else model
 
 
 def _is_encoder_decoder(model: Any) -> bool:

@@ -43,7 +43,7 @@ def _cells(X: Any) -> Any:
     fraction all whole numbers into fractions, which large ones do not survive."""
     if isinstance(X, (list, tuple)):
         return np.asarray(X, object)
-    if not (hasattr(X, "iloc") and hasattr(X, "dtypes")):  # a DataFrame of pandas, or of a class that derives from it
+    if not any(kind.__name__ == "DataFrame" and kind.__module__.startswith("pandas") for kind in type(X).__mro__):
         return X
     kinds = set(X.dtypes)
     is_one = len(kinds) == 1 and all(isinstance(kind, np.dtype) for kind in kinds)  # categories have types of their own

@@ -8,7 +8,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import CellType, CodeType, FrameType, FunctionType, GeneratorType, ModuleType, TracebackType
+from types import (
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    ModuleType,
+    TracebackType,
+)
 from typing import Any, Final, final
 
 import numpy as np
@@ -24,6 +33,7 @@ _PLAIN: Final = (
     *(str, int, float, complex, type(None), range, np.number, np.bool_),
     *(CodeType, FrameType, TracebackType),  # all that a program has hangs on these
 )
+_WITHOUT_RECORDS: Final = (*_PLAIN, ModuleType, nn.Module)
 _OWN: Final = "discreet.engine"  # refers to all tensors there are
 
 
@@ -153,18 +163,34 @@ class KnownMemory:
 
 def _memories_in(record: Any) -> Iterator[tuple[int, int]]:
     """The memory of the tensors and arrays of a record."""
-    if isinstance(record, Tensor):
-        yield from _memory(record)
-    elif isinstance(record, np.ndarray):
-        yield from _memory_of_array(record)
-    elif isinstance(record, Mapping):
-        for part in record.values():
-            yield from _memories_in(part)
-    elif isinstance(record, (tuple, list)):
-        for part in record:
-            yield from _memories_in(part)
-    elif hasattr(record, "__dict__") and not isinstance(record, (*_PLAIN, ModuleType, nn.Module)):
-        yield from _memories_in(vars(record))
+    ahead, seen = [record], dict[int, Any]()
+    while ahead:
+        one = ahead.pop()
+        if isinstance(one, Tensor):
+            yield from _memory(one)
+        elif isinstance(one, np.ndarray):
+            yield from _memory_of_array(one)
+        elif id(one) not in seen and not isinstance(one, _WITHOUT_RECORDS):
+            seen[id(one)] = one  # kept, so that no other object gets its number
+            ahead += _parts_of_record(one)
+
+
+def _parts_of_record(one: Any) -> Iterator[Any]:
+    """The parts of a record."""
+    if isinstance(one, (tuple, list)):
+        yield from one
+    elif isinstance(one, Mapping):
+        yield from one.values()
+    else:
+        yield from getattr(one, "__dict__", {}).values()
+        yield from _slots_of(one)
+
+
+def _slots_of(one: Any) -> Iterator[Any]:
+    """What an object holds in slots."""
+    for kind in type(one).__mro__:
+        slots = [name for name, member in vars(kind).items() if isinstance(member, MemberDescriptorType)]
+        yield from (getattr(one, name, None) for name in slots)
 
 
 def _memory(tensor: Tensor) -> list[tuple[int, int]]:

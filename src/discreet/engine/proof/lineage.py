@@ -345,8 +345,8 @@ def places_in(batch: Any, rows: int) -> list[tuple[Tensor, RecordAxis | Lineage]
             ahead += [*tree.values(), *getattr(tree, "__dict__", {}).values()]  # classes of dictionaries have both
         elif is_dataclass(tree):
             ahead += [getattr(tree, one.name) for one in fields(tree)]
-        elif hasattr(tree, "__dict__") and not isinstance(tree, type):
-            ahead += vars(tree).values()
+        elif not isinstance(tree, type):
+            ahead += getattr(tree, "__dict__", {}).values()
     return found
 
 

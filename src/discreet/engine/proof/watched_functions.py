@@ -30,7 +30,7 @@ _METHODS: Final = (
     *("is_complex", "is_contiguous", "element_size", "get_device", "is_signed", "is_inference", "__hash__"),
 )
 QUIET: Final = frozenset(
-    [getattr(Tensor, name).__get__ for name in _GETTERS if hasattr(getattr(Tensor, name, None), "__get__")]
+    [getattr(Tensor, name).__get__ for name in _GETTERS if name in dir(Tensor)]  # releases of torch have others
     + [getattr(Tensor, name) for name in _METHODS]
     + [torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.numel, torch._C._set_grad_enabled]
 )

@@ -62,8 +62,8 @@ def _held_by(held: Any) -> Iterator[Any]:
     elif isinstance(held, (list, tuple, set, frozenset)):
         yield from held
     elif _is_torchs(type(held).__module__):
-        yield from vars(held).values() if hasattr(held, "__dict__") else ()
-    elif callable(held) and hasattr(type(held).__call__, "__code__"):
+        yield from getattr(held, "__dict__", {}).values()
+    elif callable(held) and isinstance(type(held).__call__, FunctionType):
         yield type(held).__call__
 
 
