@@ -392,6 +392,17 @@ def test_a_loss_of_the_batch_is_not_left_out_in_silence(tmp_path: Path) -> None:
     Both(small.adapted(), small.arguments(tmp_path), **given)
 
 
+def test_a_loader_of_records_is_refused(tmp_path: Path) -> None:
+    """The number of steps followed its length, which is private."""
+
+    class Loaded(huggingface.PrivateTrainer):
+        def get_train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(self.train_dataset, batch_size=4)
+
+    with pytest.raises(Refused, match="no get_train_dataloader, got one of your own"):
+        Loaded(small.adapted(), small.arguments(tmp_path), train_dataset=small.records(), **small.BUDGET)
+
+
 def test_evaluation_on_the_records_is_refused(tmp_path: Path) -> None:
     held = small.records()
     for evaluated in (held, {"train": held}):

@@ -147,6 +147,28 @@ def test_what_is_refused(name: str, tmp_path: Path) -> None:
         fit(made(), tmp_path, **options)
 
 
+class Loaded(Net):
+    def train_dataloader(self) -> Any:
+        return DataLoader(loop.data(), batch_size=5)
+
+
+class Records(lightning.LightningDataModule):  # type: ignore[misc]
+    train_dataloader = Loaded.train_dataloader
+
+
+@pytest.mark.parametrize("given", ["argument", "datamodule", "method"])
+def test_lightning_gets_no_loader_of_records(given: str, tmp_path: Path) -> None:
+    """The number of steps followed the number of records, and an own training_step logged losses of records."""
+    net = made(Loaded if given == "method" else Net)
+    loader = DataLoader(loop.data(), batch_size=5)
+    options: dict[str, Any] = {"argument": {"train_dataloaders": loader}, "datamodule": {"datamodule": Records()}}
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=tmp_path, logger=False, **quiet)
+    with pytest.raises(Refused, match="no training loader besides the records of privately"):
+        trainer.fit(net, **options.get(given, {}))
+    assert net.private is None
+
+
 def test_a_module_needs_a_plan_and_losses(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="a plan and records"):
         fit(Net(), tmp_path)

@@ -113,6 +113,14 @@ def test_names_are_words(name: object) -> None:
         SampledUsers(per_user=1, name=name)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", [SampledUsers, CappedRecords])
+@pytest.mark.parametrize("name", ["record", "Records", "record "])
+def test_users_are_not_called_records(kind: type, name: str) -> None:
+    """Results said nothing about users, and their ledgers were composed with those of runs that protect records."""
+    with pytest.raises(Refused, match="a unit that is not called a record"):
+        kind(per_user=2, name=name)
+
+
 def test_plans_for_records_keep_their_digest() -> None:
     plan = bind(methods.dp_sgd(clip=1.0))
     assert "unit" not in plan.to_json()

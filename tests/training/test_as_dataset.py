@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from discreet import Private, methods
+from discreet import Private, SampledUsers, methods
 from discreet.core.check import Refused
 from discreet.stages.sampling import FullBatch, Horizon
 from discreet.training.binding import as_dataset
@@ -60,3 +61,38 @@ def test_a_tuple_of_records_is_still_a_dataset() -> None:
     assert as_dataset(records) is records
     many = tuple(torch.zeros(4) for _ in range(20))  # twenty records without labels, not twenty columns
     assert as_dataset(many) is many
+
+
+RECORDS = TensorDataset(torch.randn(6, 4), torch.zeros(6, dtype=torch.int64))
+TWICE: dict[str, Any] = {
+    "indices": Subset(RECORDS, [0, 1, 0]),
+    "from the end": Subset(RECORDS, [5, -1]),
+    "array": Subset(RECORDS, np.array([2, 2])),  # type: ignore[arg-type]
+    "joined": ConcatDataset([RECORDS, RECORDS]),
+    "overlap": ConcatDataset([Subset(RECORDS, range(4)), Subset(Subset(RECORDS, [5, 3]), [1])]),
+}
+ONCE: dict[str, Any] = {
+    "halves": ConcatDataset([Subset(RECORDS, range(3)), Subset(RECORDS, [-1, -2, 3])]),
+    "subset of a subset": Subset(Subset(RECORDS, torch.tensor([4, 2, 0])), [2, 0]),  # type: ignore[arg-type]
+    "subset of two": Subset(ConcatDataset([RECORDS, TensorDataset(*RECORDS.tensors)]), [0, 7, -1]),
+}
+
+
+def made(data: Any, **options: Any) -> Private:
+    model, unit = nn.Linear(4, 2), {"unit": SampledUsers(per_user=3)} if options else {}
+    horizon = Horizon.of(records=60, batch=6, steps=1)
+    plan = methods.dp_sgd().using(**unit).bind(noise=1.0, horizon=horizon, delta=1e-3)
+    return Private(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, data, **options)
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_record_that_is_there_several_times_is_refused(name: str) -> None:
+    """Leaving it out moved the sum by as many clips."""
+    with pytest.raises(Refused, match="every record once in the data"):
+        made(TWICE[name])
+    made(TWICE[name], unit=[0] * len(TWICE[name])).close()  # its owner is protected, whatever it has
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_parts_of_datasets_are_accepted(name: str) -> None:
+    made(ONCE[name]).close()

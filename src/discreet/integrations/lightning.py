@@ -113,6 +113,7 @@ class PrivateModule:
         require(
             me.trainer.world_size == 1, "one process", me.trainer.world_size, "call discreet.Private under torchrun"
         )
+        _check_no_records(me.trainer.train_dataloader)
         optimizers = me.trainer.optimizers
         require(len(optimizers) == 1, "one optimizer", len(optimizers), "give it all trainable parameters")
         assert self._plan is not None
@@ -175,3 +176,17 @@ class PrivateModule:
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._saved = checkpoint.get(_STATE)
         super().on_load_checkpoint(checkpoint)  # type: ignore[misc]
+
+
+def _check_no_records(loader: Any) -> None:
+    """Refuse a training loader other than that of `PrivateModule`, which counts the steps of an epoch.
+
+    From another one Lightning would take the number of steps, which follows the private number of records, and give its
+    batches to `training_step`, callbacks and loggers.
+    """
+    is_own = isinstance(loader, DataLoader) and isinstance(loader.dataset, range)
+    expected, got = "no training loader besides the records of privately()", f"a {type(loader).__name__} of yours"
+    remedy = (
+        "call fit(module) without train_dataloaders= or a datamodule that has them, and write no train_dataloader()"
+    )
+    require(is_own, expected, got, remedy)

@@ -50,6 +50,9 @@ def check_trainer(trainer: Trainer) -> None:
     got = "one of your own, which sees a whole batch and would be left out"
     is_fine = _is_own(trainer, "compute_loss_per_record") or not _is_own(trainer, "compute_loss")
     require(is_fine, "no compute_loss", got, remedy)
+    got = "one of your own: its length would decide the number of steps, and callbacks would get its batches"
+    remedy = "pass train_dataset= and data_collator=: the plan draws the batches"
+    require(not _is_own(trainer, "get_train_dataloader"), "no get_train_dataloader", got, remedy)
     held = trainer.eval_dataset
     evaluated = list(held.values()) if isinstance(held, dict) else [held]
     remedy = "evaluate on public records: metrics of the training records are not paid for"

@@ -164,3 +164,7 @@ def _check(per_user: int, name: str) -> None:
     check.count("give the largest number of records of one user, a public number", per_user=per_user)
     fits = isinstance(name, str) and _NAME.fullmatch(name) is not None
     check.require(fits, "a name for the unit, such as 'patient'", repr(name), "use letters, at most 40 of them")
+    # Ledgers and budget files tell units apart by their names, and a user's epsilon says nothing about one record less.
+    remedy = "name who owns the records, such as 'patient': name=, or the column of --unit"
+    is_apart = name.strip().lower() not in ("record", "records")
+    check.require(is_apart, "a unit that is not called a record", repr(name), remedy)

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from discreet.core import check
 from discreet.engine.engine import Engine
@@ -29,6 +30,7 @@ from discreet.training.rehearsal import Rehearsals
 SELDOM = 6  # standard deviations above its mean, which a Poisson batch exceeds once in 10^9 steps
 COLUMNS = 8  # a tuple of more tensors is a dataset of records, not of columns
 GIVEN = "the records of Private(rehearsal=...)"  # as the ledger names them
+Indices = npt.NDArray[np.int64]
 
 
 def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: int) -> Any:
@@ -46,7 +48,10 @@ def check_arguments(plan: Plan, data: Any, *, micro_batch: int | None, views: in
     if micro_batch is not None:
         check.count("give the largest number of records in memory at once", micro_batch=micro_batch)
     check.count("give the number of augmented copies of each record", views=views)
-    return as_dataset(data)
+    data = as_dataset(data)
+    if plan.unit.is_record:
+        _check_once(data)
+    return data
 
 
 def as_dataset(data: Any) -> Any:
@@ -63,6 +68,36 @@ def as_dataset(data: Any) -> Any:
     got, remedy = "other numbers of rows", "give each record one row in every tensor"
     check.require(len(sizes) == 1 and 0 not in sizes, "(X, y) with a row for each record", got, remedy)
     return TensorDataset(*data)
+
+
+def _check_once(data: Any) -> None:
+    """Refuse `Subset` and `ConcatDataset` of PyTorch that hold a record several times: each adds a contribution."""
+    if type(data) not in (Subset, ConcatDataset):
+        return
+    expected, got = "every record once in the data", f"a {type(data).__name__} that holds some several times"
+    remedy = (
+        "give each record once, and views= for augmented copies; or protect its owner, with as many records as it has: "
+        "recipe.using(unit=discreet.SampledUsers(per_user=...)), unit=the index of the record behind each place"
+    )
+    behind: dict[int, list[Indices]] = {}
+    _find_behind(data, np.arange(len(data)), behind)
+    is_once = all(len(np.unique(found := np.concatenate(parts))) == len(found) for parts in behind.values())
+    check.require(is_once, expected, got, remedy)
+
+
+def _find_behind(data: Any, places: Indices, behind: dict[int, list[Indices]]) -> None:
+    """Note, for each dataset behind the data (by its id), which of its records these places are."""
+    if places.size and places.min() < 0:
+        places = np.where(places < 0, places + len(data), places)
+    if type(data) is Subset:
+        chosen = np.fromiter((int(index) for index in data.indices), np.int64, len(data.indices))
+        _find_behind(data.dataset, chosen[places], behind)
+    elif type(data) is ConcatDataset:
+        for part, end in zip(data.datasets, data.cumulative_sizes, strict=True):
+            first = end - len(part)  # type: ignore[arg-type]
+            _find_behind(part, places[(places >= first) & (places < end)] - first, behind)
+    else:
+        behind.setdefault(id(data), []).append(places)
 
 
 def _check_no_table(data: Any) -> None:
