@@ -89,7 +89,7 @@ def _find_behind(data: Any, places: Indices, behind: dict[int, list[Indices]]) -
     """Note, for each dataset behind the data (by its id), which of its records these places are."""
     if places.size and places.min() < 0:
         places = np.where(places < 0, places + len(data), places)
-    if type(data) is Subset:
+    if type(data) is Subset and all(isinstance(index, (int, np.integer, Tensor)) for index in data.indices):
         chosen = np.fromiter((int(index) for index in data.indices), np.int64, len(data.indices))
         _find_behind(data.dataset, chosen[places], behind)
     elif type(data) is ConcatDataset:
