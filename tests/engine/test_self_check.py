@@ -18,9 +18,9 @@ from discreet.engine.trace.settings import SMALL
 class Wrong:
     """Factors of one parameter with something changed: the gradients, the norms, or the weighted sum."""
 
-    def __init__(self, own: Any, change: Callable[[Tensor], Tensor], *, sums: bool, norms: bool = False) -> None:
+    def __init__(self, own: Any, change: Callable[[Tensor], Tensor], *, sums: bool, norms: float = 1.0) -> None:
         self._own, self._change, self._sums = own, change, sums
-        self.norms = own.norms * 1.1 if norms else own.norms
+        self.norms = own.norms * norms
 
     def instantiate(self, start: int, stop: int) -> Tensor:
         return self._change(self._own.instantiate(0, SMALL))[start:stop]
@@ -32,10 +32,19 @@ class Wrong:
             self._own.add_weighted(weights, total)
 
 
-def one_record(gradients: Tensor) -> Tensor:
+class WrongSum(Wrong):
+    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
+        self._own.add_weighted(1.003 * weights, total)
+
+
+def one_record(gradients: Tensor, factor: float = 1.01) -> Tensor:
     factors = torch.ones(SMALL)
-    factors[1] = 1.01
+    factors[1] = factor
     return gradients * factors.view(-1, *[1] * (gradients.dim() - 1))
+
+
+def same(rows: Tensor) -> Tensor:
+    return rows
 
 
 CHANGES: list[tuple[str, Any]] = [
@@ -44,7 +53,11 @@ CHANGES: list[tuple[str, Any]] = [
     ("two records exchanged", lambda own: Wrong(own, lambda rows: rows[[0, 2, 1]], sums=True)),
     ("the mean of all", lambda own: Wrong(own, lambda rows: rows.mean(0, keepdim=True).expand_as(rows), sums=True)),
     ("the sum goes round", lambda own: Wrong(own, lambda rows: rows.roll(1, 0), sums=True)),
-    ("the norms", lambda own: Wrong(own, lambda rows: rows, sums=False, norms=True)),
+    ("the norms", lambda own: Wrong(own, same, sums=False, norms=1.1)),
+    # A record may move a sum by 1.001 clips at most, so no error of a thousandth is accepted.
+    ("one record, by a thousandth", lambda own: Wrong(own, lambda rows: one_record(rows, 1.001), sums=True)),
+    ("norms that are a thousandth too small", lambda own: Wrong(own, same, sums=False, norms=0.999)),
+    ("the sum alone, by little", lambda own: WrongSum(own, same, sums=False)),
     ("no gradient", lambda own: None),
 ]
 

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from discreet.engine.engine import Engine
 
 # Relative to a parameter's own gradient, and to the whole gradient of the record (for gradients that are zero
-# but for rounding).
-_TOLERANCE = {torch.float64: (1e-6, 1e-11), torch.float32: (2e-3, 1e-5)}
+# but for rounding). An error that is accepted moves a sum by less than a thousandth of a clip. Rounding in float32 came
+# to 5e-7 of the whole gradient, in 13 models of the benchmarks, and to 1.4e-6 in 40 families.
+_TOLERANCE = {torch.float64: (1e-6, 1e-11), torch.float32: (5e-4, 1e-5)}
 _HALF_TOLERANCE = (0.2, 2e-2)
-_CLOSE = 0.05  # of the tolerance: a weighted sum must be closer than each record
+_CLOSE = 0.2  # of the tolerance: a weighted sum must be closer than each record
 _WEIGHTS = [0.6180339887, 1.4142135624, 0.8862269255]  # no small whole multiples of these cancel
 
 
@@ -255,7 +256,9 @@ class _GradientComparison:
 
     def check_sum(self) -> None:
         """Refuse a weighted sum that is not autograd's, after each record was checked."""
-        self._require(self._gap_of_sum <= 2 * self._allowed, self._gap_of_sum / max(math.hypot(*self.sizes), 1e-30))
+        self._require(
+            self._gap_of_sum <= max(_WEIGHTS) * self._allowed, self._gap_of_sum / max(math.hypot(*self.sizes), 1e-30)
+        )
 
     def _require(self, right: bool, gap: float) -> None:
         require(
