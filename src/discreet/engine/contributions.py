@@ -16,6 +16,7 @@ from discreet.core import check
 from discreet.core.world import World
 from discreet.engine.active import Active
 from discreet.engine.layout import Layout, Mask
+from discreet.engine.precision import full_precision
 
 Groups = Sequence[Sequence[int]]
 
@@ -72,7 +73,7 @@ class Contributions(Protocol):
         """Forget the micro-batch."""
 
     def full_precision(self) -> AbstractContextManager[object]:
-        """A block in which autocast rounds nothing."""
+        """A block in which no product is rounded for the sake of speed."""
 
     def holders(self, world: World) -> World:
         """The processes that hold the same coordinates as this one."""
@@ -135,7 +136,7 @@ class GivenVectors(Contributions):
         self._rows_ND = self.zeros(0)
 
     def full_precision(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.device.type, enabled=False)
+        return full_precision(self.device)
 
     def _parts(self, mask: Mask | None) -> list[Tensor]:
         """The values of each parameter, on the active coordinates."""

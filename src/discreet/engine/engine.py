@@ -41,6 +41,7 @@ from discreet.engine.layout import Layout, Mask
 from discreet.engine.lazy_zeros import lazy_zeros
 from discreet.engine.model.state import Snapshot
 from discreet.engine.model.support import Hook, check_trained, fresh_graph, refuse_unsupported, trainable
+from discreet.engine.precision import full_precision
 from discreet.engine.proof.forbidden import FORBIDDEN
 from discreet.engine.proof.lineage import PUBLIC, places_in
 from discreet.engine.proof.program import BatchKind
@@ -208,9 +209,8 @@ class Engine:
             refuse_reduced(self._trained)
 
     def full_precision(self) -> AbstractContextManager[object]:
-        """A block in which autocast, which may be on around the user's step, rounds no product: norms must hold."""
-        kind = self.device.type
-        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        """A block in which no product is rounded for the sake of speed: norms must hold for the sums."""
+        return full_precision(self.device)
 
     @torch.no_grad()
     def norms(self, groups: Groups | None = None, mask: Mask | None = None) -> Tensor:
