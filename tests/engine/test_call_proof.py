@@ -92,6 +92,35 @@ def test_smaller_sizes_show_the_same(make: Callable[[], Made]) -> None:
     assert prove(small).outputs == prove(whole).outputs == (RecordAxis(0),) * len(prove(small).outputs)
 
 
+def test_rows_of_a_table_are_proven_narrower() -> None:
+    """As mixtures of experts take their weights: the proof of such a call took 26 seconds and a gigabyte."""
+    table, numbers = torch.randn(3, 20, 9), torch.arange(14) % 3
+    rows = {id(table): PUBLIC, id(numbers): RecordAxis(0)}
+    reading = Reading(7)
+    reading.read_call((table, numbers), {}, lambda tensor: Origin(rows[id(tensor)], 1))
+    small = provable_small(Tensor.__getitem__, (table, numbers), {}, reading)
+    assert small is not None
+    assert [leaf.shape(67) for leaf in small.leaves] == [[3, 4, 4], [134]]
+    whole = provable(Tensor.__getitem__, (table, numbers), {}, reading, exact=False)
+    assert prove(small).outputs == prove(whole).outputs == (RecordAxis(0),)
+
+
+@pytest.mark.parametrize(
+    ("table", "index"),
+    [
+        (x(20, 9), torch.arange(7)),  # rows of records
+        (torch.randn(3, 20, 9), torch.tensor([True, False, True])),
+        (torch.randn(3, 20, 9), slice(0, 8)),
+        (torch.randn(3, 20, 9), (slice(None), torch.arange(14))),
+    ],
+    ids=["records", "condition", "slice", "second axis"],
+)
+def test_other_indices_keep_their_sizes(table: Tensor, index: Any) -> None:
+    reading = Reading(7)
+    reading.read_call((table, index), {}, lambda t: Origin(RecordAxis(0) if t.shape[0] == 7 else PUBLIC, 1))
+    assert provable_small(Tensor.__getitem__, (table, index), {}, reading) is None
+
+
 @pytest.mark.parametrize("both_ways", [False, True])
 @pytest.mark.parametrize("func", [torch.lstm, torch.gru, torch.rnn_tanh], ids=lambda func: func.__name__)
 def test_recurrent_functions_are_proven_at_smaller_sizes(func: Any, both_ways: bool) -> None:

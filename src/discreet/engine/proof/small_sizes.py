@@ -233,6 +233,17 @@ def _unflatten(call: _Bound) -> SmallCall:
     return _along(call, call.get(1, "dim"), lambda size: size)
 
 
+def _rows_by_number(call: _Bound) -> SmallCall:
+    """table[numbers], for one tensor of whole numbers: each row is copied whole, whatever the sizes within it."""
+    numbers, table = call.get(1, "index"), call.size(0, "self")
+    if not isinstance(numbers, Tensor) or numbers.dtype not in (torch.int64, torch.int32):
+        raise ValueError("slices, conditions, or several numbers")
+    _whole(*table)
+    call.resize(0, "self", (table[0], *map(_capped, table[1:])))
+    done = call.done()
+    return SmallCall(done.args, done.kwargs, done.sizes)  # no argument is a size
+
+
 def named(*names: str) -> frozenset[Any]:
     """Torch functions and methods by name, with their in-place and operator forms."""
     rooms, found = (torch, Tensor, F, torch.special), []
@@ -256,6 +267,7 @@ def _rules() -> Iterator[tuple[str, Callable[[_Bound], SmallCall]]]:
     yield "pad", _pad
     yield "chunk", _chunk
     yield "unflatten", _unflatten
+    yield "getitem", _rows_by_number
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         yield name, _recurrent
 
