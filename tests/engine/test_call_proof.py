@@ -60,6 +60,8 @@ SPATIAL: dict[str, Callable[[], Made]] = {
     "pad images": lambda: (F.pad, (x(16, 20, 20), (2, 2, 1, 1)), {"mode": "reflect"}),
     "chunk": lambda: (Tensor.chunk, (x(6, 12), 3, 2), {}),
     "chunk in two sizes": lambda: (Tensor.chunk, (x(6, 7), 3), {"dim": -1}),
+    "slice of tokens": lambda: (Tensor.__getitem__, (x(6, 12), (slice(None), slice(None, -1))), {}),
+    "one token": lambda: (Tensor.__getitem__, (x(6, 12), (slice(None), 0, None)), {}),
     "unflatten": lambda: (Tensor.unflatten, (x(6, 12), 2, (3, 4)), {}),
     "layer norm": lambda: (F.layer_norm, (x(5, 30), (30,), torch.randn(30), torch.randn(30)), {}),
 }
@@ -110,10 +112,11 @@ def test_rows_of_a_table_are_proven_narrower() -> None:
     [
         (x(20, 9), torch.arange(7)),  # rows of records
         (torch.randn(3, 20, 9), torch.tensor([True, False, True])),
-        (torch.randn(3, 20, 9), slice(0, 8)),
+        (torch.randn(3, 20, 9), (..., slice(0, 8))),
+        (torch.randn(3, 20, 9), [0, 2]),
         (torch.randn(3, 20, 9), (slice(None), torch.arange(14))),
     ],
-    ids=["records", "condition", "slice", "second axis"],
+    ids=["records", "condition", "from the end", "list", "second axis"],
 )
 def test_other_indices_keep_their_sizes(table: Tensor, index: Any) -> None:
     reading = Reading(7)

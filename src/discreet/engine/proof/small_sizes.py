@@ -233,15 +233,26 @@ def _unflatten(call: _Bound) -> SmallCall:
     return _along(call, call.get(1, "dim"), lambda size: size)
 
 
-def _rows_by_number(call: _Bound) -> SmallCall:
-    """table[numbers], for one tensor of whole numbers: each row is copied whole, whatever the sizes within it."""
-    numbers, table = call.get(1, "index"), call.size(0, "self")
-    if not isinstance(numbers, Tensor) or numbers.dtype not in (torch.int64, torch.int32):
-        raise ValueError("slices, conditions, or several numbers")
-    _whole(*table)
-    call.resize(0, "self", (table[0], *map(_capped, table[1:])))
+def _index(call: _Bound) -> SmallCall:
+    """input[index]: axes behind all that the index names are copied whole, whatever their sizes."""
+    index, sizes = call.get(1, "index"), call.size(0, "self")
+    parts = index if type(index) is tuple else (index,)
+    if any(isinstance(part, Tensor) for part in parts):
+        _rows_by_number(parts, sizes)
+    elif any(part is not None and type(part) not in (int, slice) for part in parts):
+        raise ValueError("conditions, lists, or axes that are counted from the end")
+    named = sum(part is not None for part in parts)
+    behind = [size if type(size) is tuple else min(size, _AT_MOST) for size in sizes[named:]]
+    call.resize(0, "self", (*sizes[:named], *behind))
     done = call.done()
-    return SmallCall(done.args, done.kwargs, done.sizes)  # no argument is a size
+    return SmallCall(done.args, done.kwargs, done.sizes)  # bounds can follow the number of records
+
+
+def _rows_by_number(parts: Any, sizes: Sizes) -> None:
+    """Only table[numbers], for one tensor of whole numbers and a table without records."""
+    if len(parts) > 1 or parts[0].dtype not in (torch.int64, torch.int32):
+        raise ValueError("conditions, or several tensors")
+    _whole(*sizes)
 
 
 def named(*names: str) -> frozenset[Any]:
@@ -267,7 +278,7 @@ def _rules() -> Iterator[tuple[str, Callable[[_Bound], SmallCall]]]:
     yield "pad", _pad
     yield "chunk", _chunk
     yield "unflatten", _unflatten
-    yield "getitem", _rows_by_number
+    yield "getitem", _index
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         yield name, _recurrent
 
