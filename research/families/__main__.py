@@ -21,7 +21,7 @@ def families(
     out: Annotated[Path, flag("The file to write or to update (default: results/models.json).")] = _RESULTS,
     docs: Annotated[bool, flag("Only write docs/models.md from the file.")] = False,
 ) -> int:
-    """Compare per-record norms with autograd, and time a private step of each family beside a plain one."""
+    """Compare per-record norms with autograd, and time set-up and a private step of each family beside a plain one."""
     check_file(out)
     from research.families import page
 
@@ -39,7 +39,7 @@ def _measure(answer: dict[str, Any], only: str | None, out: Path) -> None:
     import torch
 
     from research.families.family import MEASURED
-    from research.families.measure import FAMILIES, row
+    from research.families.measure import FAMILIES, row_of_own_process
 
     torch.set_num_threads(1)
     names = [family.name for family in FAMILIES]
@@ -51,8 +51,9 @@ def _measure(answer: dict[str, Any], only: str | None, out: Path) -> None:
     answer |= {"threads": torch.get_num_threads(), "records": MEASURED.records}
     for family in FAMILIES:
         if family.name in chosen:
-            kept[family.name] = row(family)
-            print(f"{family.name}: {kept[family.name].get('over_plain', 'refused')}", file=sys.stderr)
+            kept[family.name] = row_of_own_process(family)
+            told = [kept[family.name].get(name, "refused") for name in ("over_plain", "setup_seconds")]
+            print(f"{family.name}: {told[0]}, set-up {told[1]}", file=sys.stderr)
             answer["families"] = {name: kept[name] for name in names if name in kept}
             out.write_text(json.dumps(answer, indent=1) + "\n")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "models.md"
-_COLUMNS: Final = ("family", "from", "settings", "parameters, trained", "norm error", "private / plain")
+_COLUMNS: Final = ("family", "from", "settings", "parameters, trained", "norm error", "private / plain", "set-up (s)")
 
 
 def table(answer: Mapping[str, Any]) -> str:
@@ -23,8 +23,10 @@ def table(answer: Mapping[str, Any]) -> str:
 def _cells(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
     trained = "all" if row["trained"] == row["parameters"] else _short(row["trained"])
     cost = f"{row['over_plain']:.2f}" if "over_plain" in row else "refused"
+    setup = f"{row['setup_seconds']:.1f}" if "setup_seconds" in row else "-"
     source = f"{row['library']} {row['version'].partition('+')[0]}"
-    return name, source, row["settings"], f"{_short(row['parameters'])}, {trained}", f"{row['norm_error']:.0e}", cost
+    size = f"{_short(row['parameters'])}, {trained}"
+    return name, source, row["settings"], size, f"{row['norm_error']:.0e}", cost, setup
 
 
 def _short(count: int) -> str:
