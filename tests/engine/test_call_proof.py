@@ -115,13 +115,29 @@ def test_rows_of_a_table_are_proven_narrower() -> None:
         (torch.randn(3, 20, 9), (..., slice(0, 8))),
         (torch.randn(3, 20, 9), [0, 2]),
         (torch.randn(3, 20, 9), (slice(None), torch.arange(14))),
+        (x(20, 9), (slice(None), slice(None, torch.tensor(3)))),
+        (x(20, 9), (slice(None), 1, slice(2))),
     ],
-    ids=["records", "condition", "from the end", "list", "second axis"],
+    ids=["records", "condition", "from the end", "list", "second axis", "bound in a tensor", "all axes named"],
 )
 def test_other_indices_keep_their_sizes(table: Tensor, index: Any) -> None:
     reading = Reading(7)
-    reading.read_call((table, index), {}, lambda t: Origin(RecordAxis(0) if t.shape[0] == 7 else PUBLIC, 1))
+    reading.read_call((table, index), {}, lambda t: Origin(RecordAxis(0) if t.shape[:1] == (7,) else PUBLIC, 1))
     assert provable_small(Tensor.__getitem__, (table, index), {}, reading) is None
+
+
+@pytest.mark.parametrize(
+    "index", [(slice(None), slice(None, -1)), (slice(None), 2), slice(0, 7), (slice(None), None)], ids=str
+)
+def test_smaller_indices_say_how_many_rows_a_record_has(index: Any) -> None:
+    """Without it, rows that come in a number that the proof did not see would be taken for those of records."""
+    inputs = x(6, 12)
+    reading = Reading(7)
+    reading.read_call((inputs, index), {}, lambda tensor: Origin(RecordAxis(0), 1))
+    found = verdicts.verdict_of_reading(Tensor.__getitem__, (inputs, index), {}, reading)
+    whole = prove(provable(Tensor.__getitem__, (inputs, index), {}, reading, exact=False))
+    assert provable_small(Tensor.__getitem__, (inputs, index), {}, reading) is not None
+    assert (found.outputs, found.factors) == (whole.outputs, whole.factors) == ((RecordAxis(0),), (1,))
 
 
 @pytest.mark.parametrize("both_ways", [False, True])

@@ -302,7 +302,8 @@ def _provable(func: Callable[..., Any], reading: Reading, small: SmallCall, *, e
     rebuild = partial(_rebuilt, small, reading, func in ELEMENTWISE)
     special = tuple({number for number in _numbers((small.args, small.kwargs)) if number < 0})[:3]
     moves = func in MOVES and len(leaves) == 1
-    return ProvableCall(func, leaves, rebuild, special, moves=moves, has_fixed_numbers=small.is_fixed)
+    fixed, rows = small.is_fixed, small.has_rows
+    return ProvableCall(func, leaves, rebuild, special, moves=moves, has_fixed_numbers=fixed, has_rows=rows)
 
 
 def _rebuilt(call: SmallCall, reading: Reading, values: bool, tensors: Sequence[Any], records: int) -> tuple[Any, Any]:

@@ -117,6 +117,7 @@ class ProvableCall:
     special: tuple[int, ...] = ()  # whole numbers among the settings
     moves: bool = False  # whether it copies entries, and looks at none
     has_fixed_numbers: bool = False  # whether no number among the arguments follows the number of records
+    has_rows: bool = False  # whether a smaller call has as many rows of each record as the call itself
 
     def bytes_for(self, records: int) -> int:
         """The memory of its tensors, for so many records."""

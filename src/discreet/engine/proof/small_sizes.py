@@ -28,13 +28,15 @@ Sizes = tuple[Any, ...]  # per axis, a fixed size or (factor,) times the number 
 class SmallCall:
     """A call with smaller tensors; `sizes` are those of its tensors, in order.
 
-    is_fixed  whether no number among the arguments is a size that can follow the number of records
+    is_fixed   whether no number among the arguments is a size that can follow the number of records
+    has_rows   whether all axes that can follow the number of records have the sizes of the call itself
     """
 
     args: Any
     kwargs: Any
     sizes: list[Sizes]
     is_fixed: bool = False
+    has_rows: bool = False
 
 
 def smaller(
@@ -239,13 +241,15 @@ def _index(call: _Bound) -> SmallCall:
     parts = index if type(index) is tuple else (index,)
     if any(isinstance(part, Tensor) for part in parts):
         _rows_by_number(parts, sizes)
-    elif any(part is not None and type(part) not in (int, slice) for part in parts):
-        raise ValueError("conditions, lists, or axes that are counted from the end")
+    elif not all(map(_names_one_axis, parts)):
+        raise ValueError("conditions, lists, axes that are counted from the end, or bounds in tensors")
     named = sum(part is not None for part in parts)
-    behind = [size if type(size) is tuple else min(size, _AT_MOST) for size in sizes[named:]]
-    call.resize(0, "self", (*sizes[:named], *behind))
+    smaller = (*sizes[:named], *(size if type(size) is tuple else min(size, _AT_MOST) for size in sizes[named:]))
+    if smaller == tuple(sizes):
+        raise ValueError("nothing to make smaller")
+    call.resize(0, "self", smaller)
     done = call.done()
-    return SmallCall(done.args, done.kwargs, done.sizes)  # bounds can follow the number of records
+    return SmallCall(done.args, done.kwargs, done.sizes, has_rows=True)  # bounds can follow the number of records
 
 
 def _rows_by_number(parts: Any, sizes: Sizes) -> None:
@@ -253,6 +257,13 @@ def _rows_by_number(parts: Any, sizes: Sizes) -> None:
     if len(parts) > 1 or parts[0].dtype not in (torch.int64, torch.int32):
         raise ValueError("conditions, or several tensors")
     _whole(*sizes)
+
+
+def _names_one_axis(part: Any) -> bool:
+    """Whether a part of an index stands for the next axis, or for a new one."""
+    if type(part) is slice:
+        return all(bound is None or type(bound) is int for bound in (part.start, part.stop, part.step))
+    return part is None or type(part) is int
 
 
 def named(*names: str) -> frozenset[Any]:

@@ -234,8 +234,11 @@ def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading
         if form.verdict is None:
             found = _tried(small)
             numbers = NONE_FOLLOW if small.has_fixed_numbers else ALL_FOLLOW
-            form.verdict = replace(found, factors=(None,) * len(found.outputs), numbers=numbers)
-        if form.verdict.keeps_apart:
+            factors = found.factors if small.has_rows else (None,) * len(found.outputs)
+            form.verdict = replace(found, factors=factors, numbers=numbers)
+        # The shape of a public output is part of a verdict, and another one here.
+        is_whole = not small.has_rows or all(type(place) is RecordAxis for place in form.verdict.outputs)
+        if form.verdict.keeps_apart and is_whole:
             return form.verdict
     return _tried(provable(func, args, kwargs, reading, exact=False))
 
