@@ -31,6 +31,8 @@ from discreet.engine.factors.parts import (
 
 # Above this ratio of Gram work to parameter size it is cheaper to instantiate (measured on two cores).
 GRAM_RATIO = 12.0
+# So many numbers in float64 stay in the cache, and in memory that was used before: new pages take longer than products.
+GRAM_ELEMENTS = 1 << 18
 # Products with so few columns are up to six times faster the other way round, and turned (measured on one core): those
 # of adapters of a low rank.
 NARROW = 8
@@ -116,7 +118,7 @@ class Outer(WriteOnce):
         else:
             torch.bmm(left.mT, right, out=out_NAB)
 
-    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Outer:
+    def take(self, index_K: Tensor | slice, dtype: torch.dtype | None = None) -> Outer:
         self._seal.check()
         dtype = dtype or self.dtype
         return Outer(self.left_NPA[index_K].to(dtype), self.right_NPB[index_K].to(dtype), self.shape)
@@ -151,7 +153,7 @@ class OneHot:
         grads = right.new_zeros(stop - start, *self.shape)
         return grads.scatter_add_(1, index.unsqueeze(-1).expand_as(right), right)
 
-    def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> OneHot:
+    def take(self, index_K: Tensor | slice, dtype: torch.dtype | None = None) -> OneHot:
         self._seal.check()
         return OneHot(self.index_NP[index_K], self.right_NPB[index_K].to(dtype or self.dtype), self.shape)
 
@@ -265,11 +267,10 @@ def inner_products(first: Outer | OneHot, other: Outer | OneHot) -> Tensor:
     """
     P, Q = first.right_NPB.shape[1], other.right_NPB.shape[1]
     width = max(P, Q, first.right_NPB.shape[2], *first.shape, *other.shape)
+    size = max(1, GRAM_ELEMENTS // (width * max(P, Q)))
     found = []
-    for index in torch.arange(first.records, device=first.right_NPB.device).split(
-        max(1, factors.KEEP_ELEMENTS // (width * max(P, Q)))
-    ):
-        a, b = first.take(index, torch.float64), other.take(index, torch.float64)
+    for start in range(0, max(first.records, 1), size):
+        a, b = (part.take(slice(start, start + size), torch.float64) for part in (first, other))
         found.append((_left_products(a, b) * _products(a.right_NPB, b.right_NPB)).sum((1, 2)))
     return torch.cat(found)
 
