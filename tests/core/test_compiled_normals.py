@@ -33,13 +33,12 @@ def team(request: pytest.FixtureRequest) -> Iterator[None]:
     compiled.use_openmp(True)
 
 
-@pytest.fixture(params=[16, 32, 64])
-def width(request: pytest.FixtureRequest) -> Iterator[int]:
-    if compiled.use_width(request.param) != request.param:
-        compiled.use_width(64)
+@pytest.fixture(params=["aes256", "aes512", "vaes256", "vaes512"])
+def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    if not compiled.use_kernel(request.param):
         pytest.skip("the processor has no VAES, or no AVX-512")
     yield request.param
-    compiled.use_width(64)
+    assert compiled.use_kernel("")
 
 
 def drawn(first: int, count: int, *, threads: int = 1, std: float = 1.0, lane: int = normals.NORMALS) -> np.ndarray:
@@ -62,8 +61,8 @@ def transformed(words: np.ndarray) -> np.ndarray:
     return made
 
 
-def test_words_are_those_of_the_reference_at_a_million_random_positions(width: int) -> None:
-    chance = np.random.default_rng(width)
+def test_words_are_those_of_the_reference_at_a_million_random_positions(kernel: str) -> None:
+    chance = np.random.default_rng(len(kernel))
     draws, pairs = 8192, 64  # 2^20 words; the blocks of a draw follow each other
     firsts = chance.integers(0, 2**64, draws, dtype=np.uint64, endpoint=False)
     firsts[:4] = [0, 2**32 - 7, 2**63 - 7, 2**64 - 7]  # carries, and the end of the range
@@ -74,7 +73,7 @@ def test_words_are_those_of_the_reference_at_a_million_random_positions(width: i
     assert not np.array_equal(drawn(5, 2 * pairs), drawn(5, 2 * pairs, lane=normals.WORDS))
 
 
-def test_values_are_those_of_the_pure_generator(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_those_of_the_pure_generator(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = Streams.seeded(3).noise.normal(300_000, dtype=torch.float64)
     ours32 = Streams.seeded(3).noise.normal(300_000)
     monkeypatch.setattr(normals, "compiled", None)
@@ -83,7 +82,7 @@ def test_values_are_those_of_the_pure_generator(width: int, monkeypatch: pytest.
     assert torch.equal(ours32, Streams.seeded(3).noise.normal(300_000))  # the same after rounding
 
 
-def test_the_formula_is_exact_to_four_units_in_the_last_place(width: int) -> None:
+def test_the_formula_is_exact_to_four_units_in_the_last_place(kernel: str) -> None:
     """Against arithmetic with 40 digits, at random words and at all corners: zero, one, the quarters of a turn."""
     mpmath = pytest.importorskip("mpmath")
     corners = [q * 2**61 + near for q in range(-4, 4) for near in (-1, 0, 1)]
@@ -101,7 +100,7 @@ def test_the_formula_is_exact_to_four_units_in_the_last_place(width: int) -> Non
                 assert abs(value - exact) <= 4 * max(np.spacing(abs(float(exact))), 2.0**-1074)
 
 
-def test_threads_and_cuts_change_no_bit(width: int, team: None) -> None:
+def test_threads_and_cuts_change_no_bit(kernel: str, team: None) -> None:
     whole = drawn(7, 200_002)
     for threads in (2, 3, 64, 1000):
         assert np.array_equal(drawn(7, 200_002, threads=threads), whole)
@@ -110,14 +109,14 @@ def test_threads_and_cuts_change_no_bit(width: int, team: None) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_sums_are_rounded_once(dtype: type, width: int) -> None:
+def test_sums_are_rounded_once(dtype: type, kernel: str) -> None:
     value = np.linspace(900, 1100, 5000, dtype=dtype)
     noisy = value.copy()
     compiled.add(KEY, normals.NORMALS, 3, noisy, 1 / 3, 2)
     assert np.array_equal(noisy, (value.astype(np.float64) + 1 / 3 * drawn(3, 5000)).astype(dtype))
 
 
-def test_normals_drawn_before_are_added_as_new_ones(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_normals_drawn_before_are_added_as_new_ones(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value, noise = np.linspace(900, 1100, 5001, dtype=np.float32), np.random.default_rng(0).normal(size=5001)
     noisy, pure = value.copy(), value.copy()
     normals.add_scaled(noisy, noise.copy(), 1 / 3)
@@ -127,7 +126,7 @@ def test_normals_drawn_before_are_added_as_new_ones(width: int, monkeypatch: pyt
     assert not np.array_equal(noisy, value)
 
 
-def test_nothing_beyond_the_array_is_written(width: int) -> None:
+def test_nothing_beyond_the_array_is_written(kernel: str) -> None:
     for count in (0, 2, 34, 2050, 16_386):
         values = np.zeros(count + 64, dtype=np.float32)
         compiled.add(KEY, normals.NORMALS, 0, values[32 : 32 + count], 1.0, 2)

@@ -40,24 +40,33 @@ typedef struct {
 } Key;
 
 typedef struct {
+    const char *name;
     void (*draw)(const Key *, uint64_t lane, uint64_t first, size_t groups, double *out);
     void (*transform)(const uint64_t *words, size_t groups, double *out);
 } Kernel;
 
+#define KIND vaes512
 #define BYTES 64
 #define CIPHER 64
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,vaes,fma,prefer-vector-width=512")))
 #include "_normals_lanes.h"
+#define KIND vaes256
 #define BYTES 32
 #define CIPHER 32
 #define TARGET __attribute__((target("aes,vaes,avx2,fma")))
 #include "_normals_lanes.h"
+#define KIND aes512
+#define BYTES 64
+#define CIPHER 16
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,aes,fma,prefer-vector-width=512")))
+#include "_normals_lanes.h"
+#define KIND aes256
 #define BYTES 32
 #define CIPHER 16
 #define TARGET __attribute__((target("aes,avx2,fma")))
 #include "_normals_lanes.h"
 
-static const Kernel *kernel; /* the widest that the processor has */
+static const Kernel *kernel; /* the fastest that the processor has */
 
 /* The key schedule ----------------------------------------------------------------------------------------------- */
 
@@ -297,7 +306,7 @@ static PyObject *finish(PyObject *module, PyObject *capsule) {
     Py_RETURN_NONE;
 }
 
-/* For tests: the transform of chosen words, other threads, and narrower kernels on a processor that has several. */
+/* For tests: the transform of chosen words, other threads, and slower kernels on a processor that has several. */
 
 static PyObject *transform(PyObject *module, PyObject *args) {
     PyObject *given, *made;
@@ -317,19 +326,29 @@ static PyObject *transform(PyObject *module, PyObject *args) {
     return NULL;
 }
 
-static const Kernel *widest(long bytes) {
-    if (bytes >= 64 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("vaes"))
-        return &kernel64;
-    if (!__builtin_cpu_supports("aes") || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return NULL;
-    return bytes >= 32 && __builtin_cpu_supports("vaes") ? &kernel32 : &kernel16;
+/* The kernels that this processor has, the fastest first, and NULL. */
+static const Kernel *const *kernels(void) {
+    static const Kernel *own[5];
+    int count = 0, wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                          __builtin_cpu_supports("avx512vl");
+    int narrow = __builtin_cpu_supports("aes") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (narrow && wide && __builtin_cpu_supports("vaes")) own[count++] = &kernel_vaes512;
+    if (narrow && __builtin_cpu_supports("vaes")) own[count++] = &kernel_vaes256;
+    if (narrow && wide) own[count++] = &kernel_aes512;
+    if (narrow) own[count++] = &kernel_aes256;
+    own[count] = NULL;
+    return own;
 }
 
-static PyObject *use_width(PyObject *module, PyObject *args) {
-    long bytes;
-    if (!PyArg_ParseTuple(args, "l", &bytes)) return NULL;
-    kernel = widest(bytes);
-    return PyLong_FromLong(kernel == &kernel64 ? 64 : kernel == &kernel32 ? 32 : 16);
+static PyObject *use_kernel(PyObject *module, PyObject *args) {
+    const char *name;
+    if (!PyArg_ParseTuple(args, "s", &name)) return NULL;
+    for (const Kernel *const *own = kernels(); *own; own++)
+        if (!*name || strcmp((*own)->name, name) == 0) {
+            kernel = *own;
+            Py_RETURN_TRUE;
+        }
+    Py_RETURN_FALSE;
 }
 
 static PyObject *use_openmp(PyObject *module, PyObject *args) {
@@ -348,7 +367,7 @@ static PyMethodDef methods[] = {
     {"add_scaled", add_scaled, METH_VARARGS, "add_scaled(array, normals, std): array += std * normals."},
     {"transform", transform, METH_VARARGS, "transform(words, normals): Box-Muller, pair by pair."},
     {"use_openmp", use_openmp, METH_VARARGS, "use_openmp(wanted): whether torch's threads do the work from now on."},
-    {"use_width", use_width, METH_VARARGS, "use_width(bytes): encrypt at most so many bytes at once (16, 32 or 64); the size used."},
+    {"use_kernel", use_kernel, METH_VARARGS, "use_kernel(name): use this kernel, or the fastest for ''; whether there is one."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -356,7 +375,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_normals", NULL,
 
 PyMODINIT_FUNC PyInit__normals(void) {
     __builtin_cpu_init();
-    kernel = widest(64);
+    kernel = *kernels();
     openmp = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
     pthread_atfork(NULL, NULL, forget_openmp);
     if (kernel) return PyModule_Create(&definition);

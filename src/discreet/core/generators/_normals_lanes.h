@@ -1,17 +1,18 @@
 /* Box-Muller on the lanes of one vector width. _normals.c includes this file once for each kind of processor.
 
+   KIND    its name
    BYTES   size of a vector (64 or 32)
-   CIPHER  size of a vector of cipher blocks (64, 32 or 16), which names the kind
+   CIPHER  size of a vector of cipher blocks (64, 32 or 16)
    TARGET  the instructions that the kind needs
 
    No branch and no address depends on a word: every pair takes the same work. */
 
-#define JOIN_(name, bytes) name##bytes
-#define JOIN(name, bytes) JOIN_(name, bytes)
-#define OF(name) JOIN(name, CIPHER)
+#define JOIN_(name, kind) name##_##kind
+#define JOIN(name, kind) JOIN_(name, kind)
+#define OF(name) JOIN(name, KIND)
 #define LANES (BYTES / 8)
-#define words OF(words_)
-#define reals OF(reals_)
+#define words OF(words)
+#define reals OF(reals)
 
 typedef uint64_t words __attribute__((vector_size(BYTES)));
 typedef double reals __attribute__((vector_size(BYTES)));
@@ -80,7 +81,7 @@ TARGET INLINE void OF(box_muller)(const words blocks[2], reals normals[2]) {
 
 /* Key stream blocks first, first + 1, ... of the lane: AES-256 of the counters lane || block, both big-endian. */
 TARGET INLINE void OF(encrypt)(const Key *key, uint64_t lane, uint64_t first, words blocks[GROUP / LANES]) {
-#if BYTES == 64
+#if CIPHER == 64
     const __m512i swap = _mm512_set4_epi32(0x08090a0b, 0x0c0d0e0f, 0x00010203, 0x04050607);
     const __m512i steps = _mm512_set_epi64(3, 0, 2, 0, 1, 0, 0, 0);
     __m512i state[4], round = _mm512_broadcast_i32x4(key->rounds[0]);
@@ -145,8 +146,12 @@ TARGET static void OF(draw)(const Key *key, uint64_t lane, uint64_t first, size_
     }
 }
 
-static const Kernel OF(kernel) = {OF(draw), OF(transform)};
+#define QUOTE_(kind) #kind
+#define QUOTE(kind) QUOTE_(kind)
+static const Kernel OF(kernel) = {QUOTE(KIND), OF(draw), OF(transform)};
 
+#undef QUOTE_
+#undef QUOTE
 #undef JOIN_
 #undef JOIN
 #undef OF
@@ -157,4 +162,5 @@ static const Kernel OF(kernel) = {OF(draw), OF(transform)};
 #undef ODD
 #undef BYTES
 #undef CIPHER
+#undef KIND
 #undef TARGET
