@@ -82,6 +82,22 @@ def test_evaluate_agrees_with_training(place: Path) -> None:
     assert "calibration error" in shown.out
 
 
+@pytest.mark.parametrize("part", [("--test",), ("--hold-out",)])
+def test_a_noisy_count_is_about_all_rows_of_the_named_table(place: Path, tmp_path: Path, part: tuple[str]) -> None:
+    words_of_run = list(words(place))
+    if part == ("--hold-out",):
+        at = words_of_run.index("--test")
+        words_of_run[at : at + 2] = ["--hold-out", "0.2"]
+    run("train", *words_of_run, "--out", tmp_path / "run")
+    swapped = (place / "more.csv").read_text().replace("yes", "no?").replace("no\n", "yes\n").replace("no?", "no")
+    (tmp_path / "swapped.csv").write_text(swapped)
+    budget = ("--epsilon", "50", "--delta", "1e-4", "--records", "300", "--json")
+    shown = run("evaluate", tmp_path / "run", "--data", tmp_path / "swapped.csv", *budget).json
+    exact = run("evaluate", "--run", tmp_path / "run", tmp_path / "swapped.csv", "--json").json
+    assert exact["accuracy"] < 0.25  # every label of these records is swapped
+    assert shown["accuracy"] == pytest.approx(exact["accuracy"], abs=6 * shown["error"])
+
+
 def test_a_schema_is_drafted_from_public_data_only(place: Path) -> None:
     refused(run("schema", place / "visits.csv"), "--public", "from public knowledge")
     assert set(run("schema", place / "visits.csv", "--public", "--json").json["schema"]) == set(SCHEMA)

@@ -52,6 +52,19 @@ def test_one_cell_does_not_change_how_others_are_read() -> None:
     assert beside[:2].tolist() == alone.tolist()
 
 
+@pytest.mark.parametrize("known", [[0, 1], [False, True], ["0", "1"]])
+@pytest.mark.parametrize("given", [[0, 1], [0.0, 1.0], ["0", "1"], [False, True], ["False", "True"]])
+def test_a_category_is_found_whatever_type_a_reader_gives_it(known: list[Any], given: list[Any]) -> None:
+    """pandas.read_csv turns a column of numbers into texts if one record has a text there: all others moved."""
+    described = column("code", {"categories": known})
+    assert described.encode(np.array([*given, "?"], object)).tolist() == [[1, 0], [0, 1], [0, 0]]
+
+
+def test_categories_that_only_differ_in_their_type_are_refused() -> None:
+    with pytest.raises(Refused, match="distinct categories"):
+        column("code", {"categories": [1, "1"]})
+
+
 def test_a_star_describes_the_rest() -> None:
     schema = Schema.of({"*": {"bounds": [0, 1]}, "x1": {"categories": [3, 4]}}, ["x0", "x1", "x2"])
     assert [type(one) for one in schema.columns.values()] == [Numbers, Categories, Numbers]

@@ -107,6 +107,23 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, lines: list[str], 
         load_table(written(tmp_path, lines), label="ill", schema=SCHEMA, test=written(tmp_path, LINES, "test.csv"))
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['1,no,"A', "2,yes,B", "3,no,A"],  # would take all rows after it for one cell
+        ['1,no,"A', '2,yes,"B"', "3,no,A"],
+        ["1,no,A", f"2,yes,{'B' * 200_000}"],
+        ["1,no,A", "2,yes,\udce9"],
+    ],
+)
+def test_a_damaged_row_takes_no_other_with_it_and_is_not_quoted(tmp_path: Path, lines: list[str]) -> None:
+    file = tmp_path / "t.csv"
+    file.write_bytes("\n".join(["age,ill,ward", *lines]).encode(errors="surrogateescape"))
+    with pytest.raises(Refused, match=r"a CSV file in t\.csv, got a (Error|UnicodeDecodeError)") as refusal:
+        read(file)
+    assert "0x" not in str(refusal.value)
+
+
 def test_the_refusal_of_a_label_does_not_say_which(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="another value") as refusal:
         TableReader(SCHEMA, "ill").labels.read(read(written(tmp_path, ["age,ward,ill", "1,A,perhaps"])))

@@ -219,6 +219,8 @@ def test_a_run_continues_behind_its_lost_steps(tmp_path: Path) -> None:
     assert set(again.lr_scheduler.get_last_lr()) == {0.0}
     assert [entry.step for entry in read(tmp_path / huggingface.LEDGER).entries] == list(range(STEPS))
     assert again.spent().certified.epsilon <= small.BUDGET["epsilon"]
+    with pytest.raises(Refused, match="a run with steps left, got a checkpoint of its last step"):
+        small.trainer(tmp_path, seed=9, **options).train(resume_from_checkpoint=True)
     with pytest.raises(Refused, match="a ledger with all of them"):
         small.trainer(tmp_path, seed=9, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
@@ -401,6 +403,17 @@ def test_a_loader_of_records_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(Refused, match="no get_train_dataloader, got one of your own"):
         Loaded(small.adapted(), small.arguments(tmp_path), train_dataset=small.records(), **small.BUDGET)
+
+
+def test_an_own_training_step_is_refused(tmp_path: Path) -> None:
+    """It trained without a release, a charge or noise, and failed only at the end of the training."""
+
+    class Stepping(huggingface.PrivateTrainer):
+        def training_step(self, *args: Any, **others: Any) -> Tensor:
+            return super().training_step(*args, **others)
+
+    with pytest.raises(Refused, match="no training_step, got one of your own"):
+        Stepping(small.adapted(), small.arguments(tmp_path), train_dataset=small.records(), **small.BUDGET)
 
 
 def test_evaluation_on_the_records_is_refused(tmp_path: Path) -> None:

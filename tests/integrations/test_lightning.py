@@ -113,8 +113,6 @@ def test_checkpoints_continue_behind_lost_steps(tmp_path: Path) -> None:
     crashed = made(ledger=tmp_path / "ledger")
     with pytest.raises(RuntimeError, match="crash"):
         fit(crashed, tmp_path, callbacks=[Saved()])
-    assert crashed.private is not None
-    crashed.private.close()  # as the end of its process would
     again = made(seed=8, ledger=tmp_path / "ledger")
     fit(again, tmp_path, resume=tmp_path / "saved.ckpt", max_steps=-1, max_epochs=50)
     assert [entry.step for entry in read(tmp_path / "ledger").entries] == list(range(loop.STEPS))
@@ -132,6 +130,30 @@ def test_a_second_fit_does_not_spend_the_plan_again(tmp_path: Path) -> None:
     fit(net, tmp_path)
     assert net.private is not None
     assert net.private.ledger.length == loop.STEPS
+
+
+def test_a_loaded_module_begins_a_run_of_its_own(tmp_path: Path) -> None:
+    fit(made(), tmp_path, max_steps=2).save_checkpoint(tmp_path / "saved.ckpt")
+    net = Net.load_from_checkpoint(tmp_path / "saved.ckpt", weights_only=False)
+    fit(net.privately(loop.plan(), loop.data(), streams=Streams.seeded(8)), tmp_path)
+    assert net.private.ledger.length == loop.STEPS
+
+
+class Stored(Net):
+    """Logs what `losses` computed from the records, but later."""
+
+    def losses(self, batch: Any) -> Tensor:
+        self.last = super().losses(batch)
+        return self.last
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.log("steps", float(self.private.progress.step))  # type: ignore[union-attr]
+        self.log("loss_of_records", self.last.mean())
+
+
+def test_a_value_of_the_records_is_not_logged_later(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="public numbers, got 'loss_of_records', a Tensor"):
+        fit(made(Stored), tmp_path)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -152,14 +174,19 @@ class Loaded(Net):
         return DataLoader(loop.data(), batch_size=5)
 
 
+class Counted(Net):
+    def train_dataloader(self) -> Any:
+        return DataLoader(range(len(loop.data())))
+
+
 class Records(lightning.LightningDataModule):  # type: ignore[misc]
     train_dataloader = Loaded.train_dataloader
 
 
-@pytest.mark.parametrize("given", ["argument", "datamodule", "method"])
+@pytest.mark.parametrize("given", ["argument", "datamodule", "method", "count"])
 def test_lightning_gets_no_loader_of_records(given: str, tmp_path: Path) -> None:
     """The number of steps followed the number of records, and an own training_step logged losses of records."""
-    net = made(Loaded if given == "method" else Net)
+    net = made({"method": Loaded, "count": Counted}.get(given, Net))
     loader = DataLoader(loop.data(), batch_size=5)
     options: dict[str, Any] = {"argument": {"train_dataloaders": loader}, "datamodule": {"datamodule": Records()}}
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}

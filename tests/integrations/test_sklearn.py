@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import estimator_checks_generator
@@ -133,6 +134,24 @@ def test_a_fraction_in_one_column_leaves_large_numbers_of_another(kind: str) -> 
     model = classifier(schema=schema, steps=1).fit(plain, ["no", "yes"] * 10)
     first, second = (model._features(_cells(frame).to_numpy()) for frame in (plain, odd))
     assert torch.equal(first[:19], second[:19])
+
+
+def test_a_fit_that_is_interrupted_leaves_no_model_with_an_older_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = classifier(steps=5, epsilon=1.0, streams=None).fit(*people())
+    step, taken = Private.step, []
+
+    def interrupted(private: Private, losses: Any) -> bool:
+        taken.append(losses)
+        if len(taken) > 4:  # two of them are rehearsals
+            raise KeyboardInterrupt
+        return step(private, losses)
+
+    monkeypatch.setattr(Private, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.set_params(epsilon=100.0).fit(*people())
+    assert not {"model_", "epsilon_", "certificate_", "statement_"} & vars(model).keys()
+    with pytest.raises(NotFittedError):
+        model.predict(people()[0])
 
 
 def test_in_a_pipeline_and_cloned_and_pickled() -> None:

@@ -115,3 +115,12 @@ def test_every_record_has_the_public_length(tmp_path: Path) -> None:
 def test_what_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(Refused, match="a public length for every record"):
         trainer(tmp_path, **options)
+
+
+def test_evaluation_on_the_records_is_refused(tmp_path: Path) -> None:
+    """TRL makes tokenized copies of both, so they were not the same object any more."""
+    held = small_texts.texts()
+    given = {"train_dataset": held, "processing_class": small_texts.tokenizer(), **small.BUDGET}
+    for evaluated in (held, {"train": held}):
+        with pytest.raises(Refused, match="without protected records"):
+            PrivateSFTTrainer(small.llama(), config(tmp_path), eval_dataset=evaluated, **given)

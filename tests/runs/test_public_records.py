@@ -10,6 +10,7 @@ import pytest
 from discreet.core.check import Refused
 from discreet.runs import RunConfig, train
 from discreet.runs.comparison.compare import CompareSettings, candidates, compare
+from discreet.runs.defaults import load_task
 
 SMALL = (("public_batch", 20), ("rank", 0.02), ("refresh", 2))
 
@@ -72,3 +73,19 @@ def test_a_comparison_without_public_records_leaves_such_methods_out(tmp_path: P
     found = compare(settings)
     assert [entry.name for entry in found.entries] == ["dp-sgd"]
     assert "public records for gep" in next(row.reason for row in found.excluded if row.method == "gep")
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+def test_progress_of_features_does_not_count_private_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_public: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    x, y = np.random.default_rng(0).random((33, 1, 16, 16), dtype=np.float32), np.arange(33) % 2
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
+    own = {"data": str(tmp_path / "own.npz"), "classes": 2, "records": 30, "public_data": is_public}
+    features = {"features": ("patches",), "public_records": "digits"}
+    settings = RunConfig(**(vars(config(tmp_path, None, "dp-sgd")) | own | features))
+    told: list[tuple[str, int, int]] = []
+    load_task(settings, lambda *news: told.append(news))
+    assert {total for _, _, total in told} == ({33, 2} if is_public else {0})
+    assert told

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from discreet.core.check import refuse, require
 from discreet.core.own_files import TASKS
-from discreet.data.schema import Categories, Column, Numbers, Schema, number
+from discreet.data.schema import Categories, Column, Numbers, Schema, number, text
 from discreet.data.targets import Classes, Labels, Number, Target
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -152,17 +152,6 @@ def label_reader(task: str, label: str, description: Mapping[str, Any]) -> Label
         remedy = f"the nearest name is {close[0]}" if close else f"describe it: {{{name!r}: {{'categories': [0, 1]}}}}"
         require(name in description, f"the label {name!r} in the schema", f"a schema of {known}", remedy)
     return READERS[task](Schema.of({name: description[name] for name in names}).columns)
-
-
-def text(cell: Any) -> str:
-    """A cell as text, so that 1, 1.0 and "1" are one category.
-
-    >>> text(1.0), text(" Delft "), text(True)
-    ('1', 'Delft', 'True')
-    """
-    if isinstance(cell, float) and math.isfinite(cell) and cell == int(cell):
-        return str(int(cell))
-    return str(cell).strip()
 
 
 def _only(columns: Mapping[str, Column]) -> tuple[str, Column]:

@@ -45,6 +45,17 @@ def number(cell: Any, missing: float) -> float:
     return missing if math.isnan(value) else value
 
 
+def text(cell: Any) -> str:
+    """A cell as text, so that 1, 1.0 and "1" are one category.
+
+    >>> text(1.0), text(" Delft "), text(True)
+    ('1', 'Delft', 'True')
+    """
+    if isinstance(cell, float) and math.isfinite(cell) and cell == int(cell):
+        return str(int(cell))
+    return str(cell).strip()
+
+
 def cells(values: Any) -> npt.NDArray[Any]:
     """The cells of a column or a table, each as it is: in a list, one text would turn all numbers into texts.
 
@@ -112,10 +123,19 @@ class Numbers:
         return encoded
 
 
+def _key(value: Any) -> str:
+    """What tells a category from others: its text, and True is 1, as in Python."""
+    written = text(value)
+    return {"True": "1", "False": "0"}.get(written, written)
+
+
 @final
 @dataclass(frozen=True)
 class Categories:
-    """A column with a public list of values. A value that is not listed has no feature."""
+    """A column with a public list of values. A value that is not listed has no feature.
+
+    Values are compared as text: readers of tables turn all numbers of a column into texts if one cell is a text.
+    """
 
     known: tuple[Any, ...]
 
@@ -125,8 +145,8 @@ class Categories:
 
     def places(self, values: Any) -> npt.NDArray[np.int64]:
         """The place of each value in the list; -1 for a value that is not listed."""
-        place = {value: number for number, value in enumerate(self.known)}
-        return np.array([place.get(value, -1) for value in cells(values).tolist()], np.int64)
+        place = {_key(value): number for number, value in enumerate(self.known)}
+        return np.array([place.get(_key(cell), -1) for cell in cells(values).tolist()], np.int64)
 
     def encode(self, values: Any) -> Features:
         places = self.places(values)
@@ -171,7 +191,8 @@ def column(name: str, description: Any) -> Column:
     if keys == {"categories"}:
         known = tuple(description["categories"])
         remedy = "list every value once"
-        require(bool(known) and len(set(known)) == len(known), f"{expected} with distinct categories", known, remedy)
+        distinct = bool(known) and len(set(map(_key, known))) == len(known)
+        require(distinct, f"{expected} with distinct categories", known, remedy)
         return Categories(known)
     if keys == {"text"}:
         encoder, remedy = description["text"], "choose one of these"

@@ -20,8 +20,8 @@ from torch.utils.data import TensorDataset
 from discreet.core.check import count, fraction, refuse, require
 from discreet.core.own_files import CLASSIFICATION
 from discreet.data.datasets import PRIVATE_CHECKSUM, Task
-from discreet.data.labels import Columns, label_reader, text
-from discreet.data.schema import OTHERS, Categories, Column, Schema, Words, number
+from discreet.data.labels import Columns, label_reader
+from discreet.data.schema import OTHERS, Column, Schema, Words, number, text
 
 MISSING: Final = ("", "na", "nan", "null", "none", "?")
 
@@ -41,8 +41,12 @@ def read(path: str | Path) -> Columns:
 
 
 def _csv(file: Path) -> Columns:
-    with open(file, encoding="utf-8-sig", newline="") as lines:
-        rows = list(csv.reader(lines))
+    remedy = "write it again as UTF-8, with every quote inside a quoted cell doubled"
+    try:
+        with open(file, encoding="utf-8-sig", newline="") as lines:
+            rows = list(csv.reader(lines, strict=True))  # else a stray quote takes all rows after it for one cell
+    except (UnicodeDecodeError, csv.Error) as error:  # without the message, which may quote a record
+        refuse(f"a CSV file in {file.name}", f"a {type(error).__name__}", remedy)
     require(len(rows) > 1, f"a line of names and at least one record in {file.name}", "none", "check the file")
     names, records = rows[0], [row for row in rows[1:] if row]
     distinct, remedy = len(set(names)) == len(names), "name each column once, in the first line"
@@ -113,9 +117,6 @@ def _values(cells: npt.NDArray[Any], column: Column) -> Any:
     """The cells as the column takes them."""
     if isinstance(column, Words):
         return np.array(["" if cell is None else str(cell) for cell in cells.tolist()], object)
-    if isinstance(column, Categories):
-        known = {text(value): value for value in column.known}
-        return np.array([known.get(text(cell)) for cell in cells.tolist()], object)
     return cells
 
 

@@ -29,9 +29,16 @@ import discreet
 from discreet.integrations.movement import Movement
 from discreet.integrations.record_losses import record_losses
 from discreet.integrations.refusal import refuse, require
-from discreet.integrations.training_arguments import check_arguments, check_trainer, plan_of, training_collator
+from discreet.integrations.training_arguments import (
+    check_apart,
+    check_arguments,
+    check_trainer,
+    plan_of,
+    training_collator,
+)
 
 STATE: Final = "privacy.pt"  # in each checkpoint: how far the ledger was, and the state of the method
+_FIRST: Final = ("model", "args", "data_collator", "train_dataset", "eval_dataset")  # arguments of every trainer
 LEDGER: Final = "ledger.jsonl"  # beside the checkpoints
 
 logger = logging.getLogger(__name__)
@@ -78,7 +85,9 @@ class PrivateTraining:
         unit: Any = None,
         **others: Any,
     ) -> None:
-        own_collator = others.get("data_collator") is not None or (len(args) > 2 and args[2] is not None)
+        given = dict(zip(_FIRST, args, strict=False)) | others
+        check_apart(given.get("train_dataset"), given.get("eval_dataset"))  # before TRL makes copies of both
+        own_collator = given.get("data_collator") is not None
         super().__init__(*args, **others)
         me = cast(Trainer, self)
         check_arguments(me.args)
@@ -141,6 +150,8 @@ class PrivateTraining:
         try:
             path = None if self._resume is None else str(self._resume)
             output = super().train(path, *args, **others)  # type: ignore[misc]
+            got, remedy = "a checkpoint of its last step", "use its model: the whole budget is spent"
+            require(self.private is not None, "a run with steps left", got, remedy)
             if self._movement is not None:
                 self._movement.check(me.model)
         finally:

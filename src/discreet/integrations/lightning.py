@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Self, cast
 
 import torch
-from lightning import LightningModule
+from lightning import Callback, LightningModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -66,6 +66,7 @@ class PrivateModule:
         if self.private is not None:
             self.private.close()
             self.private = None
+        self._saved = None  # of an earlier run, or of the checkpoint that the module was loaded from
         self._plan, self._data, self._ledger = plan, data, ledger
         self._options = {
             "micro_batch": micro_batch,
@@ -113,10 +114,10 @@ class PrivateModule:
         require(
             me.trainer.world_size == 1, "one process", me.trainer.world_size, "call discreet.Private under torchrun"
         )
-        _check_no_records(me.trainer.train_dataloader)
+        assert self._plan is not None
+        _check_no_records(me.trainer.train_dataloader, self._plan.horizon.steps_per_epoch)
         optimizers = me.trainer.optimizers
         require(len(optimizers) == 1, "one optimizer", len(optimizers), "give it all trainable parameters")
-        assert self._plan is not None
         if self.private is not None:
             self.private.close()  # of a fit that was interrupted
             expected, got = "a new run", f"a module that has spent {self.private.ledger.length} steps of its plan"
@@ -160,10 +161,17 @@ class PrivateModule:
             self.private.close()
         super().on_train_end()  # type: ignore[misc]
 
+    def configure_callbacks(self) -> Any:
+        return [*super().configure_callbacks(), _ClosedOnError()]  # type: ignore[misc]
+
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Log a public value."""
+        """Log a public value. While training, tensors and metrics are refused: they may hold what `losses` saw."""
         remedy = "log values of public data in validation_step: those of a training batch are not paid for"
         require(not self._is_releasing, "a log of public values", f"{name!r} inside losses()", remedy)
+        is_training = self.private is not None and cast(LightningModule, self).trainer.training
+        got = f"{name!r}, a {type(value).__name__}, in a hook of the training"
+        remedy = f"{remedy}; log float(value) of what was computed from parameters or public data"
+        require(not is_training or isinstance(value, (int, float)), "a log of public numbers", got, remedy)
         super().log(name, value, *args, **options)  # type: ignore[misc]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -178,13 +186,22 @@ class PrivateModule:
         super().on_load_checkpoint(checkpoint)  # type: ignore[misc]
 
 
-def _check_no_records(loader: Any) -> None:
+class _ClosedOnError(Callback):
+    """Frees the ledger of a training that failed, so that another module of this process can continue the run."""
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if pl_module.private is not None:
+            pl_module.private.close()
+
+
+def _check_no_records(loader: Any, steps: int) -> None:
     """Refuse a training loader other than that of `PrivateModule`, which counts the steps of an epoch.
 
     From another one Lightning would take the number of steps, which follows the private number of records, and give its
     batches to `training_step`, callbacks and loggers.
     """
-    is_own = isinstance(loader, DataLoader) and isinstance(loader.dataset, range)
+    dataset: object = loader.dataset if isinstance(loader, DataLoader) else None
+    is_own = dataset == range(steps)
     expected, got = "no training loader besides the records of privately()", f"a {type(loader).__name__} of yours"
     remedy = (
         "call fit(module) without train_dataloaders= or a datamodule that has them, and write no train_dataloader()"

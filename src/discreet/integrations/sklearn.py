@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -36,6 +37,7 @@ CLIP: Final = 0.5
 STEPS: Final = 100
 BATCHES: Final = 8  # in an epoch: a large batch drowns the noise
 _MICRO: Final = 8192
+_RESULTS: Final = frozenset({"model_", "certificate_", "epsilon_", "statement_", "n_iter_"})
 
 
 def _cells(X: Any) -> Any:
@@ -114,6 +116,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
         unit  if `recipe` protects users (`recipe.using(unit=...)`): the owner of each row
         """
+        self._forget()
         X, y = validate_data(self, _cells(X), y, dtype=None, ensure_all_finite=True, y_numeric=False, reset=True)
         remedy = "pass records=, a public number close to the number of rows"
         require(self.records is not None, "a public number of records", "none", remedy)
@@ -121,22 +124,27 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         self.schema_ = discreet.Schema.of(self.schema, self._names())
         labels = self._labels(y)
         plan = self._plan(self.records)
-        self.model_ = self._network(self.schema_.width)
-        optimizer = torch.optim.SGD(self.model_.parameters(), lr=self.learning_rate or self._rate())
+        model = self._network(self.schema_.width)
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate or self._rate())
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / plan.horizon.steps)
         data = TensorDataset(self._features(X), labels)
         private = discreet.Private(
-            self.model_, optimizer, plan, data, micro_batch=_MICRO, ledger=self.ledger, streams=self.streams, unit=unit
+            model, optimizer, plan, data, micro_batch=_MICRO, ledger=self.ledger, streams=self.streams, unit=unit
         )
-        for rows, answers in private:
-            if private.step(self._losses(self.model_(rows), answers)):
-                schedule.step()
-        self.certificate_ = private.spent().certified
-        self.epsilon_ = self.certificate_.epsilon
-        self.statement_ = discreet.statement(private, data="the rows given to fit")
-        self.n_iter_ = plan.horizon.steps
-        private.close()
+        with closing(private):
+            for rows, answers in private:
+                if private.step(self._losses(model(rows), answers)):
+                    schedule.step()
+            self.certificate_ = private.spent().certified
+            self.epsilon_ = self.certificate_.epsilon
+            self.statement_ = discreet.statement(private, data="the rows given to fit")
+        self.n_iter_, self.model_ = plan.horizon.steps, model  # a model always comes with what it has cost
         return self
+
+    def _forget(self) -> None:
+        """Drop the results of an earlier fit: they say nothing about this one, which may be interrupted."""
+        for name in _RESULTS & vars(self).keys():
+            delattr(self, name)
 
     def _plan(self, records: int) -> discreet.Plan:
         recipe = discreet.methods.dp_sgd(clip=CLIP) if self.recipe is None else self.recipe
@@ -169,7 +177,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return F.normalize(torch.from_numpy(self.schema_.encode(table)), dim=1)
 
     def _predicted(self, X: Any) -> Tensor:
-        check_is_fitted(self)
+        check_is_fitted(self, "model_")
         X = validate_data(self, _cells(X), dtype=None, ensure_all_finite=True, reset=False)
         with torch.no_grad():
             outputs: Tensor = self.model_(self._features(X))

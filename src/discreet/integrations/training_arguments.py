@@ -42,7 +42,7 @@ def check_arguments(args: TrainingArguments) -> None:
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuse a trainer without records, with its own loss of a batch, or that evaluates on the records."""
+    """Refuse a trainer without records, or with its own loss of a batch, loader or step."""
     remedy = "pass train_dataset=, with __len__ and __getitem__"
     require(trainer.train_dataset is not None, "the records to train on", "none", remedy)
     expected, remedy = "no compute_loss_func", "override compute_loss_per_record(model, inputs)"
@@ -53,10 +53,15 @@ def check_trainer(trainer: Trainer) -> None:
     got = "one of your own: its length would decide the number of steps, and callbacks would get its batches"
     remedy = "pass train_dataset= and data_collator=: the plan draws the batches"
     require(not _is_own(trainer, "get_train_dataloader"), "no get_train_dataloader", got, remedy)
-    held = trainer.eval_dataset
-    evaluated = list(held.values()) if isinstance(held, dict) else [held]
+    got, remedy = "one of your own, which decides what the optimizer gets", "use a callback, or compute_loss_per_record"
+    require(not _is_own(trainer, "training_step"), "no training_step", got, remedy)
+
+
+def check_apart(records: Any, evaluated: Any) -> None:
+    """Refuse to evaluate on the protected records."""
+    held = list(evaluated.values()) if isinstance(evaluated, dict) else [evaluated]
     remedy = "evaluate on public records: metrics of the training records are not paid for"
-    is_apart = all(one is not trainer.train_dataset for one in evaluated)
+    is_apart = records is None or all(one is not records for one in held)
     require(is_apart, "an eval_dataset without protected records", "train_dataset itself", remedy)
 
 

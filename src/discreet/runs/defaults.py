@@ -48,7 +48,13 @@ def load_task(settings: RunConfig | CompareSettings, progress: Progress | None =
         return task
     if needs_public(names):
         public = load_named(public_of(settings), settings, task)
-    return extract(task, names, public=public, data_dir=settings.data_dir, progress=progress)
+    told = progress if progress is None or task.public else _without_numbers(progress)
+    return extract(task, names, public=public, data_dir=settings.data_dir, progress=told)
+
+
+def _without_numbers(progress: Progress) -> Progress:
+    """Progress that does not tell how many records there are, which is private."""
+    return lambda name, done, total: progress(name, 0, 0)
 
 
 def _load_own_table(settings: RunConfig | CompareSettings) -> Task:

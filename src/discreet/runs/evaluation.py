@@ -14,7 +14,7 @@ from discreet.accounting.events import CountQuery
 from discreet.accounting.ledger import Ledger
 from discreet.core import check
 from discreet.core.errors import RunStopped
-from discreet.core.own_files import require_classes
+from discreet.core.own_files import is_table, require_classes
 from discreet.core.plain import digest
 from discreet.core.relation import Neighbouring
 from discreet.core.streams import Streams
@@ -64,7 +64,7 @@ def evaluate(
     """Count the right predictions of a run's model on the test records of `data`, with noise.
 
     records  a public number near the number of these records; of their owners, if the run sampled users
-    data     a dataset or an npz file; None: the data of the run
+    data     a dataset, an npz file or a table, of which all rows count; None: the data of the run
     part     the part of the budget's records that they are; None: all records pay
 
     The charge is in a ledger in the run's directory, and in the budget file, before a record is read.
@@ -97,11 +97,17 @@ def evaluate(
                 raise
         ledger.append(CountQuery(sigma), step=0)
     try:
-        count = _count(config if data is None else dataclasses.replace(config, data=data), folder, sigma)
+        count = _count(config if data in (None, config.data) else _on(config, data), folder, sigma)
     except Exception as error:
         raise RunStopped(1, path, "the same command, which is charged again") from error
     accuracy, deviation = accuracy_of(count, records), unit.counted * sigma / records
     return Evaluation(accuracy=accuracy, error=deviation, certified=proven, ledger=path, unit=unit.name)
+
+
+def _on(config: RunConfig, data: str) -> RunConfig:
+    """The settings of a run with the test records of other data: all rows of a table, which has no parts."""
+    whole: dict[str, Any] = {"test": data, "hold_out": None} if is_table(data, config.label) else {}
+    return dataclasses.replace(config, data=data, **whole)
 
 
 def _count(config: RunConfig, folder: RunFolder, sigma: float) -> float:
