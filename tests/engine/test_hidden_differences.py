@@ -35,6 +35,10 @@ HIDDEN: dict[str, Signs] = {
     ),
     "place, in a narrow range": lambda x: torch.linspace(10**9, 10**9 + 1000, len(x), dtype=torch.float64) - 10**9,
     "place, beside a product": lambda x: 1e6 * (torch.addmm(column(x), x, torch.eye(6), beta=1e-6) - x)[:, 0],
+    "place, beside a whole multiple": lambda x: (
+        torch.addmm(column(x).double(), x.double(), torch.eye(6).double(), alpha=MANY) - MANY * x.double()
+    )[:, 0],
+    "place, in half precision": lambda x: torch.add(column(x).half(), x.half() * 0, alpha=999)[:, 0].float(),
     "place, by a number of NumPy": lambda x: 1e6 * (torch.add(x, column(x), alpha=np.float32(1e-6)) - x)[:, 0],
     "place, by the next number": lambda x: torch.nextafter(x[:, 0] * 0 + 5.5, column(x)[:, 0]) - 5.5,
     "place, by what was drawn before": lambda x: torch.multinomial(UNEQUAL, len(x)),

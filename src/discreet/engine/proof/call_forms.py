@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from discreet.engine.proof.declared import DECLARED, DeclaredFloat, DeclaredInt
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Origin
-from discreet.engine.proof.moderate_numbers import with_moderate_numbers
+from discreet.engine.proof.moderate_numbers import MOST_WHOLE, with_moderate_numbers
 from discreet.engine.proof.provable_call import ALL_FOLLOW, Leaf, Numbers, ProvableCall, factor_of
 from discreet.engine.proof.small_sizes import MOVES, SmallCall, smaller
 from discreet.engine.trace.capture import RecordAxis
@@ -301,7 +301,7 @@ def _provable(func: Callable[..., Any], reading: Reading, small: SmallCall, *, e
         for tensor, origin, sizes in zip(reading.tensors, reading.origins, small.sizes, strict=True)
     )
     rebuild = partial(_rebuilt, small, reading, func in ELEMENTWISE)
-    moderate = with_moderate_numbers((tuple(small.args), small.kwargs), whole=not reading.values)
+    moderate = with_moderate_numbers((tuple(small.args), small.kwargs), whole=reading.values)
     if moderate is not None and func not in ELEMENTWISE:  # whose numbers are moderate as they are
         again = partial(_rebuilt, replace(small, args=moderate[0], kwargs=moderate[1]), reading, False)
     else:
@@ -365,7 +365,7 @@ def _plain_value(number: Any) -> Any:
     """Numbers of element-wise calls change; zero, or one out of scale, would hide what it multiplies."""
     if isinstance(number, (float, complex)):
         return 0.75
-    return number if 0 < abs(number) < 1000 else 1
+    return number if 0 < abs(number) <= MOST_WHOLE else 1
 
 
 def _numbers(tree: Any) -> list[int]:

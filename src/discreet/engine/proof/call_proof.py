@@ -170,13 +170,13 @@ class CallProof:
         return CallVerdict(places, factors, self.written, why, rows=rows)
 
     def _with_moderate_numbers(self) -> Iterator[CallProof]:
-        """This proof, and that of the call without numbers out of scale, if there are any and it takes others."""
+        """This proof, and that of the call without numbers out of scale, if there are any that are no sizes."""
         yield self
         call, records = self.call.with_moderate_numbers(), max(self.shapes)
         if call is not None:
             other = CallProof(call, self.within, self.seen, self.written, self.draws, self.shapes)
-            base = [other.base(leaf, records, Pattern.MODERATE) for leaf in call.leaves]
-            if other.run(base, records) is not None:
+            run = other.run([other.base(leaf, records, Pattern.MODERATE) for leaf in call.leaves], records)
+            if run is not None and [one.shape for one in run.outputs] == self.shapes[records]:
                 yield other
 
     # -- forward ---------------------------------------------------------------------------------------

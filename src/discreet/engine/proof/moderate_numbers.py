@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-_LEAST: Final = 0.05
-_MOST: Final = 20.0
-_MOST_WHOLE: Final = 1000
+_LEAST: Final = 0.5  # half precision is compared to a twentieth
+_MOST: Final = 2.0
+MOST_WHOLE: Final = 20
 
 
 def with_moderate_numbers(tree: Any, *, whole: bool) -> Any | None:
@@ -40,7 +40,7 @@ def _moderate(tree: Any, counted: Iterator[int], whole: bool) -> Any:
         is_moderate = tree == 0 or not math.isfinite(tree) or _LEAST <= abs(tree) <= _MOST
         return tree if is_moderate else math.copysign(0.75 + 0.125 * next(counted), tree)
     if isinstance(tree, int):
-        is_moderate = not whole or abs(tree) <= _MOST_WHOLE
+        is_moderate = not whole or abs(tree) <= MOST_WHOLE
         return tree if is_moderate else (2 + next(counted)) * (1 if tree > 0 else -1)
     if type(tree) in (tuple, list):
         return type(tree)([_moderate(branch, counted, whole) for branch in tree])
