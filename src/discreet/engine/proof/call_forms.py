@@ -11,7 +11,7 @@ import abc
 import enum
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from discreet.engine.proof.declared import DECLARED, DeclaredFloat, DeclaredInt
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Origin
+from discreet.engine.proof.moderate_numbers import MOST_WHOLE, with_moderate_numbers
 from discreet.engine.proof.provable_call import ALL_FOLLOW, Leaf, Numbers, ProvableCall, factor_of
 from discreet.engine.proof.small_sizes import MOVES, SmallCall, smaller
 from discreet.engine.trace.capture import RecordAxis
@@ -300,10 +301,15 @@ def _provable(func: Callable[..., Any], reading: Reading, small: SmallCall, *, e
         for tensor, origin, sizes in zip(reading.tensors, reading.origins, small.sizes, strict=True)
     )
     rebuild = partial(_rebuilt, small, reading, func in ELEMENTWISE)
+    moderate = with_moderate_numbers((tuple(small.args), small.kwargs), whole=reading.values)
+    if moderate is not None and func not in ELEMENTWISE:  # whose numbers are moderate as they are
+        again = partial(_rebuilt, replace(small, args=moderate[0], kwargs=moderate[1]), reading, False)
+    else:
+        again = None
     special = tuple({number for number in _numbers((small.args, small.kwargs)) if number < 0})[:3]
     moves = func in MOVES and len(leaves) == 1
     fixed, rows = small.is_fixed, small.has_rows
-    return ProvableCall(func, leaves, rebuild, special, moves=moves, has_fixed_numbers=fixed, has_rows=rows)
+    return ProvableCall(func, leaves, rebuild, special, moves, fixed, rows, again)
 
 
 def _rebuilt(call: SmallCall, reading: Reading, values: bool, tensors: Sequence[Any], records: int) -> tuple[Any, Any]:
@@ -328,8 +334,9 @@ class _Rebuilding:
     def of(self, tree: Any) -> Any:
         if isinstance(tree, Tensor):
             return next(self.ahead)
-        tree = int(tree) if isinstance(tree, np.integer) else tree
         kind = type(tree)
+        if kind in _NUMPY_NUMBERS:  # as it is read
+            tree, kind = (item := tree.item()), type(item)
         if kind is bool or (self.is_fixed and isinstance(tree, (int, float))):
             return tree
         if isinstance(tree, int) and self.reading.values and not self.values:
@@ -339,7 +346,7 @@ class _Rebuilding:
             if factor is None or not self.reading.numbers.follow(next(self.multiples)):
                 return tree
             return factor * self.records
-        if isinstance(tree, (int, float)):
+        if isinstance(tree, (int, float, complex)):
             return _plain_value(tree) if self.values else tree
         if isinstance(tree, torch.Size):
             return tuple(map(self.of, tree))
@@ -356,9 +363,9 @@ class _Rebuilding:
 
 def _plain_value(number: Any) -> Any:
     """Numbers of element-wise calls change; zero, or one out of scale, would hide what it multiplies."""
-    if isinstance(number, float):
+    if isinstance(number, (float, complex)):
         return 0.75
-    return number if 0 < abs(number) < 1000 else 1
+    return number if 0 < abs(number) <= MOST_WHOLE else 1
 
 
 def _numbers(tree: Any) -> list[int]:

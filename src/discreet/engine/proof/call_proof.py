@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -70,29 +70,13 @@ def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict
     for within in ranges(whole, call.special, call.func):
         try:
             with apart_from_the_run():
-                found = _Proof(call, within).of_moves(sizes) if call.moves else None
-                return found or _Proof(call, within).verdict(sizes)
+                found = CallProof(call, within).of_moves(sizes) if call.moves else None
+                return found or CallProof(call, within).verdict(sizes)
         except UnprovableError as failed:
             why = str(failed)  # not the error itself, which would hold on to all tensors of the attempt
         if all(leaf.place is PUBLIC and leaf.values is not None for leaf in call.leaves):
             break  # no choice
     raise UnprovableError(why)
-
-
-def run_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[Tensor]] | None:
-    """What a call gives for each number of records, on the same public tensors and equal rows; None if it fails."""
-    whole = [size for leaf in call.leaves for size in leaf.sizes if type(size) is int]
-    for within in ranges(whole, call.special, call.func):
-        with apart_from_the_run():
-            proof = _Proof(call, within)
-            pairs = [(leaf, proof._base(leaf, 1, Pattern.MODERATE)) for leaf in call.leaves]
-            pairs = [(leaf, torch.ones_like(row) if row.dtype == torch.bool else row) for leaf, row in pairs]
-            runs = [proof._try([leaf.repeated(row, records) for leaf, row in pairs], records) for records in sizes]
-        if all(run is not None for run in runs):
-            return [run.outputs for run in runs if run is not None]
-        if not call.leaves:
-            break  # no choice
-    return None
 
 
 @dataclass
@@ -102,7 +86,9 @@ class _CallRun:
 
 
 @dataclass
-class _Proof:
+class CallProof:
+    """One call on values within a range, and what was seen of it."""
+
     call: ProvableCall
     within: Range
     seen: list[SeenOutput] | None = None
@@ -140,7 +126,7 @@ class _Proof:
         """Whether a call copies entries that hold the number of their record; note where they go."""
         numbers, shape = torch.arange(1, records + 1), leaf.shape(records)
         each = (spread(own, leaf.like, shape, place) for own in (numbers, numbers + records))
-        before, after = (self._try([own], records) for own in each)
+        before, after = (self.run([own], records) for own in each)
         if before is None or after is None or before.written:
             return False
         self._begin(before, records)
@@ -169,29 +155,42 @@ class _Proof:
             one.factor[place.axis] if isinstance(place, RecordAxis) else own.pop()
             for one, place, own in zip(self.seen, places, shapes, strict=True)
         )
-        rows = self._rows(places, max(self.shapes))
-        if rows is None:
-            return self._mixed("what it gives a record depends on the record's place in the batch")
-        if not self._same_for_every_count(places):
-            return self._mixed("what it gives a record depends on the number of records")
+        rows: tuple[tuple[int, RecordAxis], ...] = ()
+        for proof in self._with_moderate_numbers():
+            own = proof._rows(places, max(self.shapes))
+            if own is None:
+                return self._mixed("what it gives a record depends on the record's place in the batch")
+            if not proof._same_for_every_count(places):
+                return self._mixed("what it gives a record depends on the number of records")
+            rows = tuple(dict.fromkeys((*rows, *own)))
         if switches_formula(self.call):
             return self._mixed("with more than 25 rows it uses a formula that cannot tell near points apart")
         if not all(self._gradients_apart(records, places, values) for records in graded):
             return self._mixed("the gradient that goes back to one record moves with others")
         return CallVerdict(places, factors, self.written, why, rows=rows)
 
+    def _with_moderate_numbers(self) -> Iterator[CallProof]:
+        """This proof, and that of the call without numbers out of scale, if there are any that are no sizes."""
+        yield self
+        call, records = self.call.with_moderate_numbers(), max(self.shapes)
+        if call is not None:
+            other = CallProof(call, self.within, self.seen, self.written, self.draws, self.shapes)
+            run = other.run([other.base(leaf, records, Pattern.MODERATE) for leaf in call.leaves], records)
+            if run is not None and [one.shape for one in run.outputs] == self.shapes[records]:
+                yield other
+
     # -- forward ---------------------------------------------------------------------------------------
 
     def _forward(self, records: int, pattern: Pattern, *, many: bool) -> None:
-        base, is_first = [self._base(leaf, records, pattern) for leaf in self.call.leaves], pattern is Pattern.MODERATE
-        before = self._try(base, records)
+        base, is_first = [self.base(leaf, records, pattern) for leaf in self.call.leaves], pattern is Pattern.MODERATE
+        before = self.run(base, records)
         if before is None:
             if is_first:
                 raise UnprovableError("it fails on generic values")
             return
         self._begin(before, records)
         for half in alternating(records) if many and not is_first else separating(records):
-            after = self._try(self._replaced(base, half, records, pattern), records)
+            after = self.run(self._replaced(base, half, records, pattern), records)
             if after is None:
                 if is_first:
                     raise UnprovableError("it fails on generic values")
@@ -201,7 +200,7 @@ class _Proof:
     def _look_at_shapes(self, records: int) -> None:
         """Whether the sizes of what comes out depend on values: equal values show it where random ones do not."""
         for pattern in _CONDITIONS:
-            run = self._try([self._base(leaf, records, pattern) for leaf in self.call.leaves], records)
+            run = self.run([self.base(leaf, records, pattern) for leaf in self.call.leaves], records)
             for one, old, new in zip(self.seen or (), self.shapes[records], run.outputs if run else (), strict=False):
                 one.sized_by_values |= old != new.shape
 
@@ -209,8 +208,8 @@ class _Proof:
         """Public tensors whose rows must go with records that change places; None if records may not change places."""
         leaves, at = self.call.leaves, records if len(self.shapes) == 1 else None
         growing = [(i, leaf.growing(at)) for i, leaf in enumerate(leaves) if leaf.growing(at)]
-        base = [self._base(leaf, records, Pattern.MODERATE) for leaf in leaves]
-        before = None if self.draws else self._try(base, records)
+        base = [self.base(leaf, records, Pattern.MODERATE) for leaf in leaves]
+        before = None if self.draws else self.run(base, records)
         if before is None:
             return tuple((i, axes[0]) for i, axes in growing)
         records_shifted = [
@@ -223,7 +222,7 @@ class _Proof:
             values = list(records_shifted)
             for i, axis in rows:
                 values[i] = shifted(values[i], axis, records)
-            after = self._try(values, records)
+            after = self.run(values, records)
             if after is not None and all(
                 agree(shifted(old, place, records), new) if isinstance(place, RecordAxis) else agree(old, new)
                 for old, new, place in zip(before.outputs, after.outputs, places, strict=True)
@@ -240,9 +239,9 @@ class _Proof:
         return all(self._same_for(few, pattern, places) for few, pattern in trials)
 
     def _same_for(self, few: int, pattern: Pattern, places: Sequence[Place]) -> bool:
-        many = [self._base(leaf, MANY, pattern) for leaf in self.call.leaves]
+        many = [self.base(leaf, MANY, pattern) for leaf in self.call.leaves]
         own = [leaf.first(value, few) for leaf, value in zip(self.call.leaves, many, strict=True)]
-        larger, smaller = self._try(many, MANY), self._try(own, few)
+        larger, smaller = self.run(many, MANY), self.run(own, few)
         if larger is None or smaller is None:
             return few < FEW or pattern is not Pattern.MODERATE
         trios = zip(larger.outputs, smaller.outputs, places, strict=True)
@@ -306,7 +305,7 @@ class _Proof:
         chosen = separating(records) if records <= FEW else alternating(records)
         for pattern in values if records <= FEW else values[:3]:
             is_special = pattern not in _SCALES
-            base = [self._base(leaf, records, pattern) for leaf in self.call.leaves]
+            base = [self.base(leaf, records, pattern) for leaf in self.call.leaves]
             before = self._pulled(base, None, None, records, places, pattern, wanted)
             if before is None:
                 continue
@@ -335,7 +334,7 @@ class _Proof:
     ) -> tuple[Sequence[Tensor | None], list[Tensor]] | None:
         """Gradients of the wanted inputs, for random gradients of the outputs, those of `half` drawn anew."""
         roots = [value.detach().requires_grad_() if i in wanted else value for i, value in enumerate(values)]
-        run = self._try(roots, records, keep_graph=True)
+        run = self.run(roots, records, keep_graph=True)
         if run is None:
             return None
         free, usual = Range(-(2**20), 2**20), pattern if pattern is Pattern.SPREAD else Pattern.MODERATE
@@ -362,7 +361,7 @@ class _Proof:
 
     # -- values ----------------------------------------------------------------------------------------
 
-    def _base(self, leaf: Leaf, records: int, pattern: Pattern) -> Tensor:
+    def base(self, leaf: Leaf, records: int, pattern: Pattern) -> Tensor:
         shape = leaf.shape(records)
         if leaf.place is PUBLIC:
             if leaf.counts:
@@ -381,7 +380,7 @@ class _Proof:
             values.append(value)
         return values
 
-    def _try(self, values: Sequence[Tensor], records: int, *, keep_graph: bool = False) -> _CallRun | None:
+    def run(self, values: Sequence[Tensor], records: int, *, keep_graph: bool = False) -> _CallRun | None:
         copies = [value.clone() for value in values]
         versions = [copy._version for copy in copies]
         args, kwargs = self.call.rebuild(copies, records)

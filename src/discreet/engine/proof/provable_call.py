@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 import torch
@@ -109,7 +109,10 @@ class Leaf:
 
 @dataclass(frozen=True)
 class ProvableCall:
-    """A call with its tensors taken out: `rebuild(tensors, records)` gives its arguments for any number of records."""
+    """A call with its tensors taken out: `rebuild(tensors, records)` gives its arguments for any number of records.
+
+    moderate  the same with moderate numbers, if some are out of scale (moderate_numbers.py)
+    """
 
     func: Callable[..., Any]
     leaves: tuple[Leaf, ...]
@@ -118,6 +121,11 @@ class ProvableCall:
     moves: bool = False  # whether it copies entries, and looks at none
     has_fixed_numbers: bool = False  # whether no number among the arguments follows the number of records
     has_rows: bool = False  # whether a smaller call has as many rows of each record as the call itself
+    moderate: Callable[[Sequence[Any], int], tuple[Any, Any]] | None = None
+
+    def with_moderate_numbers(self) -> ProvableCall | None:
+        """The call that shows what numbers out of scale hide; None if there are none."""
+        return None if self.moderate is None else replace(self, rebuild=self.moderate, moderate=None)
 
     def bytes_for(self, records: int) -> int:
         """The memory of its tensors, for so many records."""

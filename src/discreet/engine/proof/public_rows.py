@@ -15,14 +15,15 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from discreet.engine.proof.call_forms import Reading, provable
-from discreet.engine.proof.call_proof import run_on_equal_rows
 from discreet.engine.proof.draws.read_draws import aligned_axis, with_draws
+from discreet.engine.proof.equal_rows import run_on_equal_rows
 from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicRows, Ways
 from discreet.engine.proof.movement import agree
-from discreet.engine.proof.provable_call import FEW, MANY, choices_of_numbers, first
+from discreet.engine.proof.provable_call import FEW, MANY, ProvableCall, choices_of_numbers, first
 from discreet.engine.proof.small_sizes import named
 from discreet.engine.proof.verdicts import Form, contents, fits, needs_the_very_size, unprovable, verdict_of_reading
 from discreet.engine.trace.capture import RecordAxis
@@ -58,7 +59,8 @@ def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, m
     is_sampled = _samples_one_row(func, args, kwargs, reading)
     if func in _DRAWS or is_sampled:
         is_placed = any(rows.placed or not rows.equal for rows in growing.values())
-        proven = None if func in _SIZED_DRAWS or is_sampled else _readings_of_a_draw(args, reading, list(growing))
+        is_sized = func in _SIZED_DRAWS or is_sampled
+        proven = None if is_sized else _readings_of_a_draw(args, kwargs, reading, list(growing))
         axes, none = [frozenset(_axes(tensor, reading.records)) for tensor in made], frozenset[RecordAxis]()
         pairs = [(none, own) if is_placed else (own, none) for own in axes]
         ways = [_ways_of_a_draw(one, own, reading, growing) for one, own in zip(made, axes, strict=True)]
@@ -90,14 +92,14 @@ def _ways_of_a_draw(made: Tensor, axes: Iterable[RecordAxis], reading: Reading, 
     return frozenset((axis, tuple((i, own) for i, own in given if own is not None)) for axis, given in found)
 
 
-def _readings_of_a_draw(args: Any, reading: Reading, growing: list[int]) -> frozenset[_Reading]:
+def _readings_of_a_draw(args: Any, kwargs: Any, reading: Reading, growing: list[int]) -> frozenset[_Reading]:
     """Readings in which sizes follow the number of records, which are in tuples; numbers by themselves are values."""
     places = set(range(len(reading.multiples)))
     before = Reading(reading.records)
-    for arg in args:
+    for arg in (*args, *kwargs.values()):
         start = len(before.multiples)
         before.describe(arg, lambda tensor: Origin(PUBLIC, 0))
-        if isinstance(arg, int):
+        if not isinstance(arg, (tuple, list)):
             places -= set(range(start, len(before.multiples)))
     axes = [(i, axis) for i in growing for axis in range(reading.tensors[i].dim())]
     tensors, numbers = _subsets(axes), _subsets(sorted(places))
@@ -145,6 +147,8 @@ class _RowProof:
             other = Reading(self._reading.records, numbers, values=self._reading.values)
             other.tensors, other.origins, other.multiples = self._reading.tensors, origins, self._reading.multiples
             places = frozenset(i for i in range(len(other.multiples)) if numbers.follow(i))
+            if places and self._call[0] in _SAMPLES:
+                continue  # without replacement, a number goes by the numbers that were drawn before it
             is_apart = bool(followed) and self._is_apart(other, followed)
             if is_apart or ((followed or places) and self._are_equal(followed) and self._is_same(other)):
                 self._proven.add((frozenset((i, axis.axis) for i, axis in followed.items()), places))
@@ -169,23 +173,43 @@ class _RowProof:
 
     def _is_same(self, reading: Reading) -> bool:
         """Whether the call gives the same for few and for many records, on equal rows."""
-        runs = run_on_equal_rows(provable(*self._call, reading, exact=False), (FEW, MANY))
-        if runs is None or not len(runs[0]) == len(runs[1]) == len(self._made):
+        call = provable(*self._call, reading, exact=False)
+        found = self._axes_for_every_count(call, reading.records)
+        if found is None:
             return False
-        found = []
-        for few, many, own in zip(*runs, self._made, strict=True):
-            axes = _axes_of(few, many, own, reading.records)
-            if axes is None:
+        moderate = call.with_moderate_numbers()
+        if moderate is not None and _sizes_for_few(moderate) == _sizes_for_few(call):
+            shown = self._axes_for_every_count(moderate, reading.records)
+            if shown is None:
                 return False
-            found.append((many, axes))
+            found = [(many, axes) for (_, axes), (many, _) in zip(found, shown, strict=True)]
         for i, (many, axes) in enumerate(found):
             for axis in axes:
-                (self._equal if _is_one_row(axis.split(many, MANY)) else self._placed)[i].add(axis)
+                is_one_row = _is_one_row(axis.split(many, MANY), is_exact=not call.leaves)
+                (self._equal if is_one_row else self._placed)[i].add(axis)
                 self._ways[i].add((axis, ()))  # of no draw
         return True
 
+    def _axes_for_every_count(self, call: ProvableCall, records: int) -> list[tuple[Tensor, list[RecordAxis]]] | None:
+        """What the call gives for MANY, and the axes of rows; None if it depends on the number of records."""
+        runs = run_on_equal_rows(call, (FEW, MANY))
+        if runs is None or not len(runs[0]) == len(runs[1]) == len(self._made):
+            return None
+        found = []
+        for few, many, own in zip(*runs, self._made, strict=True):
+            axes = _axes_of(few, many, own, records, is_exact=not call.leaves)
+            if axes is None:
+                return None
+            found.append((many, axes))
+        return found
 
-def _axes_of(few: Tensor, many: Tensor, made: Tensor, records: int) -> list[RecordAxis] | None:
+
+def _sizes_for_few(call: ProvableCall) -> list[torch.Size] | None:
+    runs = run_on_equal_rows(call, (FEW,))
+    return None if runs is None else [one.shape for one in runs[0]]
+
+
+def _axes_of(few: Tensor, many: Tensor, made: Tensor, records: int, *, is_exact: bool) -> list[RecordAxis] | None:
     """Axes with a row for each record, by what a call gave for FEW and MANY and gives now; None if values differ."""
     if not few.dim() == many.dim() == made.dim():
         return None
@@ -195,11 +219,16 @@ def _axes_of(few: Tensor, many: Tensor, made: Tensor, records: int) -> list[Reco
         if (few.shape[axis], many.shape[axis], made.shape[axis]) != (each * FEW, each * MANY, each * records):
             return None
         many = first(many, RecordAxis(axis))
-    return [one for one in _axes(few, FEW) if one.axis in growing] if agree(few, many) else None
+    return [one for one in _axes(few, FEW) if one.axis in growing] if _are_same(few, many, is_exact) else None
 
 
-def _is_one_row(by_record: Tensor) -> bool:
-    return agree(by_record[:1].expand_as(by_record), by_record)
+def _is_one_row(by_record: Tensor, *, is_exact: bool) -> bool:
+    return _are_same(by_record[:1].expand_as(by_record), by_record, is_exact)
+
+
+def _are_same(one: Tensor, other: Tensor, is_exact: bool) -> bool:
+    """Whether values are equal; but for rounding where a call takes tensors, for it has nothing else to round."""
+    return torch.equal(one, other) if is_exact else agree(one, other)
 
 
 def is_rows(origin: Origin, axis: RecordAxis) -> bool:

@@ -325,6 +325,8 @@ def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
     places = [origin.lineage for origin in reading.origins if isinstance(origin.lineage, RecordAxis)]
     if any(place.axis != 0 for place in places) and _SLIDING.search(bare_name(func)):
         return "it may slide over the records, which are not along the first axis"
+    if bare_name(func).startswith("nextafter"):
+        return "it tells numbers apart that are equal but for rounding"
     if reading.opaque is Opaque.ARRAY:
         return "it takes values from NumPy, which are not watched"
     if reading.opaque is not None:
