@@ -475,6 +475,15 @@ def test_functions_of_public_tensors_that_read_records(name: str, tmp_path: Path
         train(body=body)
 
 
+@pytest.mark.parametrize("make", [lambda x: x.to_sparse().to_dense(), lambda x: torch.nested.as_nested_tensor(x)[0]])
+def test_tensors_that_are_not_dense_are_refused_in_words(make: Callable[[Tensor], Tensor]) -> None:
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        private.step(each(model(x), y) + make(x).sum())
+
+    with pytest.raises(Refused, match="makes a tensor that is not dense"):
+        train(body=body)
+
+
 # The stack of modes ---------------------------------------------------------------------------------------
 
 

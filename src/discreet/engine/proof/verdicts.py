@@ -185,6 +185,8 @@ def _proven(
 ) -> tuple[CallVerdict, bool]:
     """The verdict, and whether it holds for every number of records."""
     reason = unprovable(func, reading)
+    if reason is None and not all(map(_is_dense, outputs)):
+        reason = "it makes a tensor that is not dense, or of a class of its own"
     if reason is not None:
         return mixed(outputs, reason), True
     found: CallVerdict | None = None
@@ -331,13 +333,17 @@ def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
         return "it takes values from NumPy, which are not watched"
     if reading.opaque is not None:
         return f"it takes {reading.opaque.value}, which may do anything"
-    if any(type(tensor) not in TENSORS or tensor.layout != torch.strided for tensor in reading.tensors):
+    if not all(map(_is_dense, reading.tensors)):
         return "it takes a tensor that is not dense, or of a class of its own"
     if not is_of_torch(func):
         return "it is an operator of its own, which values of ours prove nothing about"
     if _module_of(func).startswith(("torch.autograd", "torch._higher_order_ops", "torch._functorch", "torch.func.")):
         return "it runs functions that are not watched"
     return None
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return type(tensor) in TENSORS and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def _module_of(func: Callable[..., Any]) -> str:
