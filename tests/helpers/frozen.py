@@ -11,6 +11,7 @@ import gc
 import pytest
 
 from discreet.engine import record_watch
+from discreet.engine.dataset import held_tensors
 
 
 def freeze() -> None:
@@ -19,4 +20,5 @@ def freeze() -> None:
     unfrozen = record_watch.live_tensors
     before = unfrozen()
     gc.freeze()
-    pytest.MonkeyPatch().setattr(record_watch, "live_tensors", lambda: before + unfrozen())
+    for module in (record_watch, held_tensors):
+        pytest.MonkeyPatch().setattr(module, "live_tensors", lambda: before + unfrozen())

@@ -97,8 +97,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         """Tensors that exist now are public from here on, except those that `private` holds. The first time counts."""
         self._surroundings.check_alone()
         if not self.table.has_begun:
-            live = live_tensors()
-            self.table.begin(live, tensors_held_by(private, live, self.table.model))
+            self.table.begin(live := live_tensors(), tensors_held_by(private, live, self.table.model))
             self._memory = KnownMemory(live)
 
     def note_record(self, record: Any) -> None:
@@ -109,8 +108,10 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
     @contextmanager
     def reading_records(self) -> Iterator[None]:
         """Tensors that are made or written to inside the block do not count as public: they may hold records."""
-        with nullcontext() if self.table.has_begun else changed_tensors(self.table.withhold):
+        with nullcontext(None) if self.table.has_begun else changed_tensors(self.table.withhold) as before:
+            self._memory, kept = self._memory if before is None else KnownMemory(before), self._memory
             yield
+        self._memory = kept  # looked for anew, as tensors come and go
 
     def close(self) -> None:
         """Stop watching, and forget the tensors of the batch."""

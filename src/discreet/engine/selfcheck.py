@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointError
 from discreet.core.check import refuse, require
 from discreet.engine.factors.collector import Collector
 from discreet.engine.factors.gradients import KeptFactors
-from discreet.engine.factors.parts import CACHED_ELEMENTS, Factors
+from discreet.engine.factors.parts import Factors
 from discreet.engine.layout import Layout
 from discreet.engine.memory import kept_bytes, largest_kept, tally
 from discreet.engine.proof.forbidden import FORBIDDEN
@@ -36,6 +36,7 @@ _TOLERANCE = {torch.float64: (1e-6, 1e-11), torch.float32: (5e-4, 1e-5)}
 _TF32_TOLERANCE = (2e-3, 1e-5)  # GPUs may round the factors of products to 10 bits
 _HALF_TOLERANCE = (0.2, 2e-2)
 _CLOSE = 0.2  # of the tolerance: a weighted sum must be closer than each record
+_PIECE = 1 << 17  # entries whose copy in float64 stays in the cache: pages of new memory take longer than the sums
 _WEIGHTS = [0.6180339887, 1.4142135624, 0.8862269255]  # no small whole multiples of these cancel
 
 
@@ -164,8 +165,8 @@ def _give_each(loss: Tensor, comparisons: Sequence[_GradientComparison], meet: C
 
 def _length(one: Tensor, other: Tensor | None = None) -> float:
     """The norm of a gradient, or of the difference of two, some entries at a time."""
-    pieces = one.reshape(-1).split(CACHED_ELEMENTS)
-    others = itertools.repeat(None) if other is None else other.reshape(-1).split(CACHED_ELEMENTS)
+    pieces = one.reshape(-1).split(_PIECE)
+    others = itertools.repeat(None) if other is None else other.reshape(-1).split(_PIECE)
     gaps = (piece if part is None else piece - part for piece, part in zip(pieces, others, strict=False))
     return math.hypot(*(float(gap.double().norm()) for gap in gaps))
 

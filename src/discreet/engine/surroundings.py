@@ -25,6 +25,7 @@ from discreet.engine.proof.calls.judgement import WatchedCall
 from discreet.engine.proof.draws.layouts import UNKNOWN_LAYOUT, Layout, layouts_of
 from discreet.engine.proof.draws.read_draws import drawn_by, joined
 from discreet.engine.proof.draws.shared_draws import shared_draw
+from discreet.engine.proof.draws.states import StateDigests
 from discreet.engine.proof.forbidden import compiler_at_work, refuse_transformed, transform_at_work
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, Origin, PublicRows, ReadDraws
 from discreet.engine.proof.program import described
@@ -178,6 +179,7 @@ class Generators:
     """
 
     def __init__(self) -> None:
+        self._digests = StateDigests()
         self._begins: dict[int, Origin] = {}  # of the states at the start of a batch
         self._left: dict[tuple[Origin, Any, tuple[Layout, ...]], Origin] = {}  # of states that known calls leave
         self._starts: list[tuple[torch.Generator, Tensor]] = []  # states at the start of a batch without a draw so far
@@ -210,19 +212,19 @@ class Generators:
             if id(generator) not in self._begins:
                 self._begins[id(generator)] = Origin(MIXED, hash(("generator", str(generator.device))))
                 self._begins[id(generator)].is_kept = True
-            self._origins[id(generator), _digest(start)] = self._begins[id(generator)]
+            self._origins[id(generator), self._digests.of(start)] = self._begins[id(generator)]
         self._starts = []
         own = default_generators()
         for generator in given:
             if not any(generator is one for one in own):
                 _refuse_own_generator()
-        return [(generator, _state(generator)) for generator in given or own]
+        return [(generator, self._digests.of(generator.get_state())) for generator in given or own]
 
     def read(self, before: States, call: WatchedCall) -> tuple[Origin, ...]:
         """The origins of the draws that a call has made: of the states that it left, if generators moved."""
         found, layouts = [], None
         for generator, start in before:
-            end = _state(generator)
+            end = self._digests.of(generator.get_state())
             if end == start:
                 continue
             origin = self._origins.get((id(generator), start))
@@ -304,14 +306,6 @@ class Generators:
 def _goes_by_values(drawn: Origin) -> bool:
     """Whether values of the records may decide how far a draw moves the generator."""
     return drawn.func in _BY_VALUES or UNKNOWN_LAYOUT in drawn.settings[1]
-
-
-def _state(generator: torch.Generator) -> int:
-    return _digest(generator.get_state())
-
-
-def _digest(state: Tensor) -> int:
-    return hash(state.numpy().tobytes())
 
 
 def _refuse_seed() -> NoReturn:

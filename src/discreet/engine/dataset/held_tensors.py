@@ -70,11 +70,12 @@ def tensors_held_by(data: Any, live: Iterable[Tensor] = (), model: nn.Module | N
 
 
 @contextmanager
-def changed_tensors(tell: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call `tell` for the tensors that were made or written to inside the block, after it."""
-    before = {id(tensor): (tensor, version_of(tensor)) for tensor in live_tensors()}
+def changed_tensors(tell: Callable[[Tensor], None]) -> Iterator[list[Tensor]]:
+    """Call `tell` for the tensors that were made or written to inside the block, after it; gives those before it."""
+    live = live_tensors()
+    before = {id(tensor): (tensor, version_of(tensor)) for tensor in live}
     try:
-        yield
+        yield live
     finally:
         for tensor in live_tensors():
             known = before.get(id(tensor))

@@ -34,9 +34,9 @@ class AxisSearch:
 
     def compare(self, before: Tensor, moved: Tensor, replaced: Tensor) -> None:
         """Take note of the same tensor of two passes of LARGE records that differ in some of them."""
-        if self._layouts and before.shape == moved.shape and moved.shape[self._layouts[0].axis] == LARGE:
-            axis, kept = self._layouts[0].axis, (~replaced).nonzero().flatten().tolist()
-            if all(torch.equal(before.select(axis, one), moved.select(axis, one)) for one in kept):
+        if self._layouts and before.shape == moved.shape:
+            kept = (~replaced).nonzero().flatten().tolist()
+            if all(_stay(one.split(before, LARGE), one.split(moved, LARGE), kept) for one in self._layouts):
                 return  # nearly always: the others stay, whatever the replaced ones do
         change = changed(before, moved)
         if change is None:
@@ -68,6 +68,11 @@ class AxisSearch:
             "remove the op that mixes records (batch statistics, in-batch comparisons), or give it one record's "
             "view; an input that is no tensor of records must not have one row per record",
         )
+
+
+def _stay(before: Tensor, moved: Tensor, kept: Sequence[int]) -> bool:
+    """Whether the entries of these records are equal; NaN is not."""
+    return all(torch.equal(before[record], moved[record]) for record in kept)
 
 
 def same_for_every_size(small: Tensor, large: Tensor) -> None:

@@ -11,19 +11,20 @@ import abc
 import enum
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from discreet.engine.proof.bound_arguments import SmallCall
 from discreet.engine.proof.declared import DECLARED, DeclaredFloat, DeclaredInt
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Origin
-from discreet.engine.proof.moderate_numbers import MOST_WHOLE, with_moderate_numbers
+from discreet.engine.proof.moderate_numbers import with_moderate_numbers
 from discreet.engine.proof.provable_call import ALL_FOLLOW, Leaf, Numbers, ProvableCall, factor_of
-from discreet.engine.proof.small_sizes import MOVES, SmallCall, smaller
+from discreet.engine.proof.rebuilt_arguments import RebuiltArguments
+from discreet.engine.proof.small_sizes import MOVES, smaller
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import ELEMENTWISE
 
@@ -300,72 +301,16 @@ def _provable(func: Callable[..., Any], reading: Reading, small: SmallCall, *, e
         reading.leaf(tensor, origin, sizes, exact=exact)
         for tensor, origin, sizes in zip(reading.tensors, reading.origins, small.sizes, strict=True)
     )
-    rebuild = partial(_rebuilt, small, reading, func in ELEMENTWISE)
-    moderate = with_moderate_numbers((tuple(small.args), small.kwargs), whole=reading.values)
-    if moderate is not None and func not in ELEMENTWISE:  # whose numbers are moderate as they are
-        again = partial(_rebuilt, replace(small, args=moderate[0], kwargs=moderate[1]), reading, False)
-    else:
-        again = None
+    are_values, changes = reading.values, func in ELEMENTWISE
+    rebuild = RebuiltArguments(small, reading.numbers, reading.records, are_values=are_values, changes=changes)
+    moderate, again = with_moderate_numbers((tuple(small.args), small.kwargs), whole=are_values), None
+    if moderate is not None and not changes:  # else its numbers are moderate as they are
+        other = replace(small, args=moderate[0], kwargs=moderate[1])
+        again = RebuiltArguments(other, reading.numbers, reading.records, are_values=are_values, changes=False)
     special = tuple({number for number in _numbers((small.args, small.kwargs)) if number < 0})[:3]
     moves = func in MOVES and len(leaves) == 1
     fixed, rows = small.is_fixed, small.has_rows
     return ProvableCall(func, leaves, rebuild, special, moves, fixed, rows, again)
-
-
-def _rebuilt(call: SmallCall, reading: Reading, values: bool, tensors: Sequence[Any], records: int) -> tuple[Any, Any]:
-    rebuilding = _Rebuilding(call.is_fixed, reading, values, records, iter(tensors))
-    return rebuilding.of(tuple(call.args)), rebuilding.of(call.kwargs)
-
-
-@dataclass
-class _Rebuilding:
-    """Puts tensors and sizes for another number of records into arguments.
-
-    It is no function inside another, which would refer to itself and hold all tensors until garbage is collected.
-    """
-
-    is_fixed: bool
-    reading: Reading
-    values: bool
-    records: int
-    ahead: Iterator[Any]
-    multiples: Iterator[int] = field(default_factory=itertools.count)
-
-    def of(self, tree: Any) -> Any:
-        if isinstance(tree, Tensor):
-            return next(self.ahead)
-        kind = type(tree)
-        if kind in _NUMPY_NUMBERS:  # as it is read
-            tree, kind = (item := tree.item()), type(item)
-        if kind is bool or (self.is_fixed and isinstance(tree, (int, float))):
-            return tree
-        if isinstance(tree, int) and self.reading.values and not self.values:
-            return tree
-        if isinstance(tree, int) and not self.values:
-            factor = factor_of(tree, self.reading.records) if kind is int else None
-            if factor is None or not self.reading.numbers.follow(next(self.multiples)):
-                return tree
-            return factor * self.records
-        if isinstance(tree, (int, float, complex)):
-            return _plain_value(tree) if self.values else tree
-        if isinstance(tree, torch.Size):
-            return tuple(map(self.of, tree))
-        if isinstance(tree, (tuple, list)):
-            return (list if isinstance(tree, list) else tuple)([self.of(branch) for branch in tree])  # as they are read
-        if isinstance(tree, slice):
-            return slice(self.of(tree.start), self.of(tree.stop), self.of(tree.step))
-        if isinstance(tree, dict):
-            return {name: self.of(branch) for name, branch in tree.items()}
-        if isinstance(tree, torch.Generator):
-            return None
-        return tree
-
-
-def _plain_value(number: Any) -> Any:
-    """Numbers of element-wise calls change; zero, or one out of scale, would hide what it multiplies."""
-    if isinstance(number, (float, complex)):
-        return 0.75
-    return number if 0 < abs(number) <= MOST_WHOLE else 1
 
 
 def _numbers(tree: Any) -> list[int]:

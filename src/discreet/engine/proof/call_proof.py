@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward as _run_backward
 
 from discreet.core.secret_draws import seed_default_generators
+from discreet.engine.proof import movement
 from discreet.engine.proof.generic_values import (
     BY_SIZE,
     SEED,
@@ -38,7 +39,6 @@ from discreet.engine.proof.generic_values import (
     separating,
 )
 from discreet.engine.proof.lineage import MIXED, PUBLIC
-from discreet.engine.proof.movement import agree, belongs, changed, follows, most_exact, only, put, shifted, spread
 from discreet.engine.proof.provable_call import (
     FEW,
     FEWER,
@@ -116,7 +116,7 @@ class CallProof:
         if not isinstance(leaf.place, RecordAxis) or leaf.like.dtype == torch.bool or leaf.like.is_complex():
             return None
         for records in sizes:
-            if 2 * records > most_exact(leaf.like.dtype) or not self._copies(leaf, leaf.place, records):
+            if 2 * records > movement.most_exact(leaf.like.dtype) or not self._copies(leaf, leaf.place, records):
                 return None
             if any(one.moved and not one.candidates for one in self.seen or ()):
                 return self._mixed()
@@ -125,21 +125,21 @@ class CallProof:
     def _copies(self, leaf: Leaf, place: RecordAxis, records: int) -> bool:
         """Whether a call copies entries that hold the number of their record; note where they go."""
         numbers, shape = torch.arange(1, records + 1), leaf.shape(records)
-        each = (spread(own, leaf.like, shape, place) for own in (numbers, numbers + records))
+        each = (movement.spread(own, leaf.like, shape, place) for own in (numbers, numbers + records))
         before, after = (self.run([own], records) for own in each)
         if before is None or after is None or before.written:
             return False
         self._begin(before, records)
         assert self.seen is not None
         for one, old, new in zip(self.seen, before.outputs, after.outputs, strict=True):
-            change = changed(old, new)
+            change = movement.changed(old, new)
             if change is None:
                 continue
             if bool((change & (new - old != records)).any()):
                 return False
             one.moved = True
             own = [axis for axis in one.candidates if axis.axis < old.dim()]
-            one.candidates = [axis for axis in own if belongs(axis, old, change, numbers)]
+            one.candidates = [axis for axis in own if movement.belongs(axis, old, change, numbers)]
         return True
 
     def _finished(self, graded: Sequence[int], values: Sequence[Pattern] = _GRADED) -> CallVerdict:
@@ -213,7 +213,7 @@ class CallProof:
         if before is None:
             return tuple((i, axes[0]) for i, axes in growing)
         records_shifted = [
-            shifted(one, leaf.place, records) if isinstance(leaf.place, RecordAxis) else one
+            movement.shifted(one, leaf.place, records) if isinstance(leaf.place, RecordAxis) else one
             for one, leaf in zip(base, leaves, strict=True)
         ]
         choices = itertools.product(*([None, *axes] for _, axes in growing))
@@ -221,10 +221,12 @@ class CallProof:
             rows = tuple((i, axis) for (i, _), axis in zip(growing, chosen, strict=True) if axis is not None)
             values = list(records_shifted)
             for i, axis in rows:
-                values[i] = shifted(values[i], axis, records)
+                values[i] = movement.shifted(values[i], axis, records)
             after = self.run(values, records)
             if after is not None and all(
-                agree(shifted(old, place, records), new) if isinstance(place, RecordAxis) else agree(old, new)
+                movement.agree(movement.shifted(old, place, records), new)
+                if isinstance(place, RecordAxis)
+                else movement.agree(old, new)
                 for old, new, place in zip(before.outputs, after.outputs, places, strict=True)
                 if old.shape == new.shape
             ):
@@ -246,34 +248,22 @@ class CallProof:
             return few < FEW or pattern is not Pattern.MODERATE
         trios = zip(larger.outputs, smaller.outputs, places, strict=True)
         pairs = [(s, first(m, at, few) if isinstance(at, RecordAxis) else m) for m, s, at in trios]
-        return all(agree(s, m) for s, m in pairs if few > 1 or s.shape == m.shape)  # an axis of size 1 may be lost
+        return all(
+            movement.agree(s, m) for s, m in pairs if few > 1 or s.shape == m.shape
+        )  # an axis of size 1 may be lost
 
     def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:
             self.written = run.written
-            self.seen = [
-                SeenOutput(*self._axes(tensor, records), is_empty=tensor.numel() == 0) for tensor in run.outputs
-            ]
+            inputs = [leaf.place for leaf in self.call.leaves if isinstance(leaf.place, RecordAxis)]
+            self.seen = [SeenOutput.of(tensor, inputs, records) for tensor in run.outputs]
         elif len(run.outputs) != len(self.seen) or run.written != self.written:
             raise UnprovableError("it gives another number of tensors for another number of records")
         self.shapes.setdefault(records, [tensor.shape for tensor in run.outputs])
         if len(self.shapes) > 1:
             for index, one in enumerate(self.seen):
                 shapes = {records: own[index] for records, own in self.shapes.items()}
-                one.candidates = [axis for axis in one.candidates if follows(axis.axis, shapes, one.factor)]
-
-    def _axes(self, tensor: Tensor, records: int) -> tuple[list[RecordAxis], dict[int, int]]:
-        inputs = [leaf.place for leaf in self.call.leaves if isinstance(leaf.place, RecordAxis)]
-        found: list[RecordAxis] = []
-        factors: dict[int, int] = {}
-        for axis, size in enumerate(tensor.shape):
-            if size % records == 0 and size > 0:
-                factors[axis] = size // records
-                found.append(RecordAxis(axis))
-                if size > records:
-                    found.append(RecordAxis(axis, minor=True))
-        found.sort(key=lambda axis: (axis not in inputs, axis.minor))  # an output that never moves looks like its input
-        return found, factors
+                one.candidates = [axis for axis in one.candidates if movement.follows(axis.axis, shapes, one.factor)]
 
     def _compare(self, before: _CallRun, after: _CallRun, half: Tensor, records: int) -> None:
         assert self.seen is not None
@@ -283,11 +273,13 @@ class CallProof:
             if old.shape != new.shape or old.dtype != new.dtype:
                 one.moved, one.candidates, one.sized_by_values = True, [], True
                 continue
-            change = changed(old, new)
+            if one.moved and all(movement.stays(axis, old, new, half) for axis in one.candidates):
+                continue  # nearly always, once it is known to move
+            change = movement.changed(old, new)
             if change is None:
                 continue
             one.moved = True
-            one.candidates = [axis for axis in one.candidates if only(axis, change, half)]
+            one.candidates = [axis for axis in one.candidates if movement.only(axis, change, half)]
 
     def _mixed(self, why: str = "") -> CallVerdict:
         assert self.seen is not None
@@ -317,8 +309,12 @@ class CallProof:
                 for i, old, new in zip(wanted, before[0], after[0], strict=True):
                     axis = self.call.leaves[i].place
                     assert isinstance(axis, RecordAxis)
-                    change = None if old is None or new is None else changed(old, new, but_for_rounding=is_special)
-                    if (old is None) != (new is None) or (change is not None and not only(axis, change, half)):
+                    if old is not None and new is not None and movement.stays(axis, old, new, half):
+                        continue
+                    change = (
+                        None if old is None or new is None else movement.changed(old, new, but_for_rounding=is_special)
+                    )
+                    if (old is None) != (new is None) or (change is not None and not movement.only(axis, change, half)):
                         return False
         return True
 
@@ -343,7 +339,7 @@ class CallProof:
             pulls = [_SOURCE.drawn(tensor.detach(), tensor.shape, usual, free).clone() for tensor in run.outputs]
         else:
             pulls = [
-                put(pull, _SOURCE.drawn(pull, pull.shape, usual, free), place, half)
+                movement.put(pull, _SOURCE.drawn(pull, pull.shape, usual, free), place, half)
                 if isinstance(place, RecordAxis)
                 else pull
                 for pull, place in zip(pulls, places, strict=True)
@@ -376,7 +372,9 @@ class CallProof:
         values = []
         for leaf, value in zip(self.call.leaves, base, strict=True):
             if isinstance(leaf.place, RecordAxis):
-                value = put(value, _SOURCE.drawn(leaf.like, value.shape, pattern, self.within), leaf.place, half)
+                value = movement.put(
+                    value, _SOURCE.drawn(leaf.like, value.shape, pattern, self.within), leaf.place, half
+                )
             values.append(value)
         return values
 

@@ -80,6 +80,8 @@ class ValueSource:
         for kind, value in enumerate((float("nan"), float("inf"), -float("inf"))):
             self._broken[kinds == kind] = value
         self._single = {id(pool): pool.float() for pool in (self._normal, self._uniform, self._spread, self._broken)}
+        self._plain = {pattern: self._single[id(self._normal)] for pattern in (Pattern.MODERATE, Pattern.ZERO)}
+        self._plain |= {Pattern.SPREAD: self._single[id(self._spread)], Pattern.BROKEN: self._single[id(self._broken)]}
         self._at = 0
 
     def base(self, like: Tensor, shape: Sequence[int], pattern: Pattern, within: Range) -> Tensor:
@@ -96,10 +98,10 @@ class ValueSource:
 
     def drawn(self, like: Tensor, shape: Sequence[int], pattern: Pattern, within: Range) -> Tensor:
         """Values that take their place."""
-        count = 1
-        for size in shape:
-            count *= size
-        dtype = like.dtype
+        count, dtype = math.prod(shape), like.dtype
+        if dtype is torch.float32 and pattern in self._plain and not within.unit:  # nearly always
+            value = self._take(self._plain[pattern], count).view(list(shape))
+            return value if like.is_cpu else value.to(like.device)
         if dtype == torch.bool:
             if pattern in (Pattern.ZERO, Pattern.ONE):
                 value = (self._take(self._uniform, count) < 0.5) ^ (pattern is Pattern.ZERO)

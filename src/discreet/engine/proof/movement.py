@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -20,11 +21,22 @@ def put(target: Tensor, source: Tensor, axis: RecordAxis, half: Tensor) -> Tenso
 
 def _entries(half: Tensor, axis: RecordAxis, tensor: Tensor) -> Tensor:
     """Which entries along the record axis belong to the records of `half`, ready to be broadcast."""
-    entries, size = half, tensor.shape[axis.axis]
+    return _entries_of(half, axis, tensor.shape[axis.axis], tensor.dim(), tensor.device)
+
+
+@lru_cache(1000)  # halves are few, and the same objects in all proofs
+def _entries_of(half: Tensor, axis: RecordAxis, size: int, axes: int, device: torch.device) -> Tensor:
+    entries = half
     if size != len(half):
         each = size // len(half)
         entries = half.repeat(each) if axis.minor else half.repeat_interleave(each)
-    return entries.view([-1 if i == axis.axis else 1 for i in range(tensor.dim())]).to(tensor.device)
+    return entries.view([-1 if i == axis.axis else 1 for i in range(axes)]).to(device)
+
+
+@lru_cache(1000)
+def _kept_places(half: Tensor, axis: RecordAxis, size: int, device: torch.device) -> Tensor:
+    """Where the other records lie along the record axis."""
+    return (~_entries_of(half, axis, size, 1, device)).nonzero().flatten()
 
 
 def follows(axis: int, shapes: dict[int, torch.Size], factors: dict[int, int]) -> bool:
@@ -48,6 +60,15 @@ def changed(old: Tensor, new: Tensor, *, but_for_rounding: bool = False) -> Tens
 def only(axis: RecordAxis, change: Tensor, half: Tensor) -> bool:
     """Whether nothing moved but entries of the records that were replaced."""
     return not bool((change & ~_entries(half, axis, change)).any())
+
+
+def stays(axis: RecordAxis, old: Tensor, new: Tensor, half: Tensor) -> bool:
+    """Whether entries of records that were not replaced are equal: then nothing moved but those of `half`.
+
+    It takes less than a look at all entries. NaN is not equal here, so that False shows nothing.
+    """
+    places = _kept_places(half, RecordAxis(0, axis.minor), old.shape[axis.axis], old.device)
+    return torch.equal(old.index_select(axis.axis, places), new.index_select(axis.axis, places))
 
 
 def shifted(tensor: Tensor, axis: RecordAxis, records: int) -> Tensor:

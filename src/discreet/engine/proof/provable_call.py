@@ -177,6 +177,20 @@ class SeenOutput:
     moved: bool = False
     sized_by_values: bool = False
 
+    @classmethod
+    def of(cls, tensor: Tensor, inputs: Sequence[RecordAxis], records: int) -> SeenOutput:
+        """Every axis fits that is a multiple of the number of records; first those at which the inputs have it."""
+        found: list[RecordAxis] = []
+        factors: dict[int, int] = {}
+        for axis, size in enumerate(tensor.shape):
+            if size % records == 0 and size > 0:
+                factors[axis] = size // records
+                found.append(RecordAxis(axis))
+                if size > records:
+                    found.append(RecordAxis(axis, minor=True))
+        found.sort(key=lambda axis: (axis not in inputs, axis.minor))  # an output that never moves looks like its input
+        return cls(found, factors, is_empty=tensor.numel() == 0)
+
     def place(self, *, is_by_size: bool, is_exact: bool) -> Place:
         """Where the record lies. That nothing moved shows nothing, unless the function looks at no values: the values
         that it looks for may not have been tried. An axis that followed two numbers of records is not there by chance,

@@ -1,14 +1,13 @@
 """Smaller sizes for the proof of a call.
 
 Only functions of torch that treat all sizes alike are listed: what they do to a record of 4 channels and 5 pixels they
-do to one of 512 channels and 224 pixels. The number of records is never reduced. A call that fails at the smaller
-sizes is proven at its own.
+do to one of 512 channels and 224 pixels, or to one of 2 and 2. So calls that differ by such sizes alone share a proof.
+The number of records is never reduced. A call that fails at the smaller sizes is proven at its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -16,27 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from discreet.engine.proof.bound_arguments import SHARED, BoundArguments, Sizes, SmallCall, capped, whole
+from discreet.engine.proof.small_indices import smaller_index
 from discreet.engine.trace.settings import ELEMENTWISE
 
-_AT_MOST: Final = 4  # entries of an axis whose size does not matter
 _EACH: Final = 2  # channels in each of at most as many groups
-
-Sizes = tuple[Any, ...]  # per axis, a fixed size or (factor,) times the number of records
-
-
-@dataclass(frozen=True)
-class SmallCall:
-    """A call with smaller tensors; `sizes` are those of its tensors, in order.
-
-    is_fixed   whether no number among the arguments is a size that can follow the number of records
-    has_rows   whether all axes that can follow the number of records have the sizes of the call itself
-    """
-
-    args: Any
-    kwargs: Any
-    sizes: list[Sizes]
-    is_fixed: bool = False
-    has_rows: bool = False
 
 
 def smaller(
@@ -46,57 +29,23 @@ def smaller(
     if func in SIZE_FREE:
         if func in _NORMALISING:
             args, kwargs = _capped_shape(args), {name: _capped_shape((value,))[0] for name, value in kwargs.items()}
-        return SmallCall(args, kwargs, [tuple(map(_capped, own)) for own in sizes], is_fixed=func in _NORMALISING)
+        size_of = _no_larger if func in _GROUPING else capped
+        return SmallCall(args, kwargs, [tuple(map(size_of, own)) for own in sizes], is_fixed=func in _NORMALISING)
     rule = _RULES.get(func)
     if rule is None:
         return None
     try:
-        return rule(_Bound(args, kwargs, tensors, sizes))
+        return rule(BoundArguments(args, kwargs, tensors, sizes))
     except (KeyError, TypeError, ValueError, IndexError):  # arguments in a form that the rule does not know
         return None
 
 
-def _capped(size: Any) -> Any:
-    return (min(size[0], _AT_MOST),) if type(size) is tuple else min(size, _AT_MOST)
+def _no_larger(size: Any) -> Any:
+    return (min(size[0], SHARED),) if type(size) is tuple else min(size, SHARED)
 
 
 def _capped_shape(args: Any) -> Any:
-    return tuple([min(n, _AT_MOST) for n in arg] if isinstance(arg, (tuple, list)) else arg for arg in args)
-
-
-class _Bound:
-    """Arguments by name, and sizes that can be changed."""
-
-    def __init__(self, args: Any, kwargs: Any, tensors: list[Tensor], sizes: list[Sizes]) -> None:
-        self._args, self._kwargs = list(args), dict(kwargs)
-        self._index = {id(tensor): i for i, tensor in enumerate(tensors)}
-        if len(self._index) < len(tensors):
-            raise ValueError("one tensor in two places")
-        self.sizes = list(sizes)
-
-    def get(self, place: int, name: str, default: Any = None) -> Any:
-        return self._args[place] if place < len(self._args) else self._kwargs.get(name, default)
-
-    def put(self, place: int, name: str, value: Any) -> None:
-        if place < len(self._args):
-            self._args[place] = value
-        elif name in self._kwargs:
-            self._kwargs[name] = value
-
-    def size(self, place: int, name: str) -> Sizes:
-        return self.size_of(self.get(place, name))
-
-    def size_of(self, tensor: Tensor) -> Sizes:
-        return self.sizes[self._index[id(tensor)]]
-
-    def resize(self, place: int, name: str, sizes: Sizes) -> None:
-        self.resize_tensor(self.get(place, name), sizes)
-
-    def resize_tensor(self, tensor: Tensor, sizes: Sizes) -> None:
-        self.sizes[self._index[id(tensor)]] = sizes
-
-    def done(self) -> SmallCall:
-        return SmallCall(tuple(self._args), self._kwargs, self.sizes, is_fixed=True)
+    return tuple(list(map(capped, arg)) if isinstance(arg, (tuple, list)) else arg for arg in args)
 
 
 def _numbers(value: Any, dimensions: int) -> tuple[int, ...]:
@@ -104,17 +53,10 @@ def _numbers(value: Any, dimensions: int) -> tuple[int, ...]:
     return numbers * dimensions if len(numbers) == 1 else numbers
 
 
-def _whole(*sizes: Any) -> None:
-    """Only axes that are no record axes are made smaller."""
-    if any(type(size) is not int for size in sizes):
-        raise ValueError("a record axis")
-
-
-def _reached(sizes: Sizes, kernel: tuple[int, ...], stride: Any, dilation: Any) -> Sizes:
+def _reached(kernel: tuple[int, ...], stride: Any, dilation: Any) -> Sizes:
     """Pixels for two places of the kernel: both borders, and all that it sees between them."""
     steps, gaps = _numbers(stride, len(kernel)), _numbers(dilation, len(kernel))
-    pixels = [min(s, d * (k - 1) + 1 + step) for s, k, step, d in zip(sizes, kernel, steps, gaps, strict=True)]
-    return tuple(pixels)
+    return tuple(d * (k - 1) + 1 + step for k, step, d in zip(kernel, steps, gaps, strict=True))
 
 
 def _groups(channels: int, groups: int) -> tuple[int, int]:
@@ -123,13 +65,13 @@ def _groups(channels: int, groups: int) -> tuple[int, int]:
     return fewer * min(channels // groups, _EACH), fewer
 
 
-def _convolution(call: _Bound, *, transposed: bool) -> SmallCall:
+def _convolution(call: BoundArguments, *, transposed: bool) -> SmallCall:
     """conv(input, weight, bias, stride, padding, dilation, groups), or its transpose."""
     images, weight = call.size(0, "input"), call.size(1, "weight")
     kernel = weight[2:]
     if len(images) != len(weight):
         raise ValueError("one image without a record axis")
-    _whole(*images[1:], *weight)
+    whole(*images[1:], *weight)
     groups = call.get(6, "groups", 1)
     channels, fewer = _groups(images[1], groups)
     outside = _groups(weight[1] * groups if transposed else weight[0], groups)[0]
@@ -137,73 +79,112 @@ def _convolution(call: _Bound, *, transposed: bool) -> SmallCall:
         pixels = tuple(min(size, 3) for size in images[2:])
         call.resize(1, "weight", (channels, outside // fewer, *kernel))
     else:
-        pixels = _reached(images[2:], kernel, call.get(3, "stride", 1), call.get(5, "dilation", 1))
+        pixels = _reached(kernel, call.get(3, "stride", 1), call.get(5, "dilation", 1))
         call.resize(1, "weight", (outside, channels // fewer, *kernel))
     call.resize(0, "input", (images[0], channels, *pixels))
     if call.get(2, "bias") is not None:
-        _whole(*call.size(2, "bias"))
+        whole(*call.size(2, "bias"))
         call.resize(2, "bias", (outside,))
     call.put(6, "groups", fewer)
     return call.done()
 
 
-def _pool(call: _Bound, *, dimensions: int, dilates: bool) -> SmallCall:
+def _pool(call: BoundArguments, *, dimensions: int, dilates: bool) -> SmallCall:
     """pool(input, kernel_size, stride, padding, ...)."""
     sizes = call.size(0, "input")
-    _whole(*sizes[-dimensions:])
+    whole(*sizes[-dimensions:])
     kernel = _numbers(call.get(1, "kernel_size"), dimensions)
     stride = call.get(2, "stride")
     dilation = call.get(4, "dilation", 1) if dilates else 1
-    pixels = _reached(sizes[-dimensions:], kernel, kernel if stride in (None, (), []) else stride, dilation)
-    call.resize(0, "input", (*map(_capped, sizes[:-dimensions]), *pixels))
+    pixels = _reached(kernel, kernel if stride in (None, (), []) else stride, dilation)
+    call.resize(0, "input", (*map(capped, sizes[:-dimensions]), *pixels))
     return call.done()
 
 
-def _resample(call: _Bound, axes: int | None = None) -> SmallCall:
+def _resample(call: BoundArguments, axes: int | None = None) -> SmallCall:
     """Adaptive pooling and interpolation: what happens to pixels depends on both sizes, so that only channels go."""
     sizes = call.size(0, "input")
-    _whole(*sizes[1:])
+    whole(*sizes[1:])
     if axes not in (None, len(sizes)):
         raise ValueError("images without channels")
-    call.resize(0, "input", (sizes[0], _capped(sizes[1]), *sizes[2:]))
+    call.resize(0, "input", (sizes[0], capped(sizes[1]), *sizes[2:]))
     return call.done()
 
 
-def _group_norm(call: _Bound) -> SmallCall:
+def _group_norm(call: BoundArguments) -> SmallCall:
     """group_norm(input, num_groups, weight, bias, eps)."""
     sizes = call.size(0, "input")
-    _whole(*sizes[1:])
+    whole(*sizes[1:])
     channels, fewer = _groups(sizes[1], call.get(1, "num_groups"))
-    call.resize(0, "input", (sizes[0], channels, *map(_capped, sizes[2:])))
+    call.resize(0, "input", (sizes[0], channels, *map(capped, sizes[2:])))
     for place, name in ((2, "weight"), (3, "bias")):
         if call.get(place, name) is not None:
-            _whole(*call.size(place, name))
+            whole(*call.size(place, name))
             call.resize(place, name, (channels,))
     call.put(1, "num_groups", fewer)
     return call.done()
 
 
-def _pad(call: _Bound) -> SmallCall:
+def _pad(call: BoundArguments) -> SmallCall:
     """pad(input, amounts): axes that get no padding are made smaller; amounts can follow the number of records."""
     sizes, amounts = list(call.size(0, "input")), call.get(1, "pad")
     padded = {len(sizes) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
-    smaller_sizes = tuple(size if axis in padded else _capped(size) for axis, size in enumerate(sizes))
+    smaller_sizes = tuple(size if axis in padded else capped(size) for axis, size in enumerate(sizes))
     call.resize(0, "input", smaller_sizes)
-    done = call.done()
-    return SmallCall(done.args, done.kwargs, done.sizes)
+    return call.done(is_fixed=False)
 
 
-def _along(call: _Bound, axis: Any, size: Callable[[int], int]) -> SmallCall:
+def _roll(call: BoundArguments) -> SmallCall:
+    """roll(input, shifts, dims): the other axes are made smaller; shifts can follow the number of records."""
+    sizes, dims = call.size(0, "input"), call.get(2, "dims")
+    rolled = {axis % len(sizes) for axis in ((dims,) if type(dims) is int else dims)}
+    if not rolled:
+        raise ValueError("all entries in one row")
+    call.resize(0, "input", tuple(size if axis in rolled else capped(size) for axis, size in enumerate(sizes)))
+    return call.done(is_fixed=False)
+
+
+def _repeat(call: BoundArguments) -> SmallCall:
+    """repeat(input, *sizes), repeat_interleave(input, number, dim): every entry as often; numbers can follow."""
+    if not isinstance(call.get(1, "repeats"), (int, tuple, list)):
+        raise ValueError("a number for each entry")
+    call.resize(0, "input", tuple(map(capped, call.size(0, "input"))))
+    return call.done(is_fixed=False)
+
+
+def _gather(call: BoundArguments) -> SmallCall:
+    """gather(input, dim, index): it may read the first rows alone, so that rows of records stay as many."""
+    sizes, others = call.size(0, "input"), call.size(2, "index")
+    whole(sizes[call.get(1, "dim")])
+    for place, name, own, rest in ((0, "input", sizes, others), (2, "index", others, sizes)):
+        pairs = list(zip(own, rest, strict=True))
+        if any(type(size) is not type(other) for size, other in pairs):
+            raise ValueError("records in one of both")
+        call.resize(place, name, tuple(size if type(size) is tuple else min(size, SHARED) for size, _ in pairs))
+    return call.done(is_fixed=False)
+
+
+def _write(call: BoundArguments) -> SmallCall:
+    """input[condition] = number."""
+    condition, value = call.get(1, "index"), call.get(2, "value")
+    if not isinstance(condition, Tensor) or condition.dtype != torch.bool or isinstance(value, Tensor):
+        raise ValueError("another index, or another tensor")
+    call.resize(0, "self", tuple(map(capped, call.size(0, "self"))))
+    call.resize(1, "index", tuple(map(capped, call.size(1, "index"))))
+    return call.done(is_fixed=False)
+
+
+def _along(call: BoundArguments, axis: Any, size: Callable[[int], int]) -> SmallCall:
     """Functions that divide one axis: its size becomes `size` of it, the others are made smaller."""
-    sizes = list(map(_capped, call.size(0, "input")))
+    sizes = list(map(capped, call.size(0, "input")))
     own = call.size(0, "input")[axis]
-    _whole(own)
+    whole(own)
     sizes[axis] = size(own)
     call.resize(0, "input", tuple(sizes))
     return call.done()
 
 
-def _recurrent(call: _Bound) -> SmallCall:
+def _recurrent(call: BoundArguments) -> SmallCall:
     """lstm(input, states, weights, has_biases, layers, dropout, train, bidirectional, batch_first) and its kind."""
     sequence, states, weights, _, layers, dropout, train, both_ways, batch_first = (call.get(i, "") for i in range(9))
     gates, directions = weights[0].shape[0] // weights[1].shape[1], 2 if both_ways else 1
@@ -222,7 +203,7 @@ def _recurrent(call: _Bound) -> SmallCall:
     return call.done()
 
 
-def _chunk(call: _Bound) -> SmallCall:
+def _chunk(call: BoundArguments) -> SmallCall:
     """chunk(input, chunks, dim)."""
     chunks = call.get(1, "chunks")
     return _along(
@@ -230,40 +211,9 @@ def _chunk(call: _Bound) -> SmallCall:
     )
 
 
-def _unflatten(call: _Bound) -> SmallCall:
+def _unflatten(call: BoundArguments) -> SmallCall:
     """unflatten(input, dim, sizes)."""
     return _along(call, call.get(1, "dim"), lambda size: size)
-
-
-def _index(call: _Bound) -> SmallCall:
-    """input[index]: axes behind all that the index names are copied whole, whatever their sizes."""
-    index, sizes = call.get(1, "index"), call.size(0, "self")
-    parts = index if type(index) is tuple else (index,)
-    if any(isinstance(part, Tensor) for part in parts):
-        _rows_by_number(parts, sizes)
-    elif not all(map(_names_one_axis, parts)):
-        raise ValueError("conditions, lists, axes that are counted from the end, or bounds in tensors")
-    named = sum(part is not None for part in parts)
-    smaller = (*sizes[:named], *(size if type(size) is tuple else min(size, _AT_MOST) for size in sizes[named:]))
-    if smaller == tuple(sizes):
-        raise ValueError("nothing to make smaller")
-    call.resize(0, "self", smaller)
-    done = call.done()
-    return SmallCall(done.args, done.kwargs, done.sizes, has_rows=True)  # bounds can follow the number of records
-
-
-def _rows_by_number(parts: Any, sizes: Sizes) -> None:
-    """Only table[numbers], for one tensor of whole numbers and a table without records."""
-    if len(parts) > 1 or parts[0].dtype not in (torch.int64, torch.int32):
-        raise ValueError("conditions, or several tensors")
-    _whole(*sizes)
-
-
-def _names_one_axis(part: Any) -> bool:
-    """Whether a part of an index stands for the next axis, or for a new one."""
-    if type(part) is slice:
-        return all(bound is None or type(bound) is int for bound in (part.start, part.stop, part.step))
-    return part is None or type(part) is int
 
 
 def named(*names: str) -> frozenset[Any]:
@@ -275,7 +225,7 @@ def named(*names: str) -> frozenset[Any]:
     return frozenset(func for func in found if callable(func))
 
 
-def _rules() -> Iterator[tuple[str, Callable[[_Bound], SmallCall]]]:
+def _rules() -> Iterator[tuple[str, Callable[[BoundArguments], SmallCall]]]:
     for n in (1, 2, 3):
         yield f"conv{n}d", partial(_convolution, transposed=False)
         yield f"conv_transpose{n}d", partial(_convolution, transposed=True)
@@ -289,16 +239,23 @@ def _rules() -> Iterator[tuple[str, Callable[[_Bound], SmallCall]]]:
     yield "pad", _pad
     yield "chunk", _chunk
     yield "unflatten", _unflatten
-    yield "getitem", _index
+    yield "getitem", smaller_index
+    yield "setitem", _write
+    yield "gather", _gather
+    yield "roll", _roll
+    yield "repeat", _repeat
+    yield "repeat_interleave", _repeat
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         yield name, _recurrent
 
 
 _RULES: Final = {func: rule for name, rule in _rules() for func in named(name)}
 _NORMALISING: Final = named("layer_norm", "rms_norm")
+_GROUPING: Final = named("scaled_dot_product_attention")  # fewer heads of keys than of queries
 MOVES: Final = named(
     *("view", "reshape", "flatten", "unflatten", "expand", "chunk", "split", "unbind", "getitem", "transpose"),
     *("permute", "contiguous", "select", "narrow", "unsqueeze", "squeeze", "movedim", "t", "unfold", "repeat"),
+    *("roll", "flip", "swapaxes", "clone", "detach"),
 )
 """Functions that copy entries, or fill in constants, whatever the entries are."""
 SIZE_FREE: Final = (
@@ -317,7 +274,7 @@ SIZE_FREE: Final = (
         *("transpose", "permute", "unsqueeze", "squeeze", "t", "swapaxes", "movedim", "cross_entropy", "nll_loss"),
         *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "kl_div"),
         *("baddbmm", "addmm", "mv", "dot", "sort", "normalize", "cosine_similarity", "gaussian_nll_loss", "contiguous"),
-        *("batch_norm", "instance_norm", "flatten"),
+        *("batch_norm", "instance_norm", "flatten", "to", "type_as", "copy"),
     )
 )
 """Functions that treat all sizes alike, and all axes of one size as one."""
