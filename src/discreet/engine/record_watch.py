@@ -86,10 +86,9 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         self.table.new_step(records)
         DECLARED.new_batch()
         for index, (tensor, place) in enumerate(places):
-            where = place if records > 1 or place in (PUBLIC, MIXED) else SOLE
-            name, is_known = ("batch", index), place is not MIXED
-            origin = Origin(MIXED, hash(name), blame=blame.UNKNOWN)
-            self.table.put(tensor, self.table.leaf(tensor, where, hash(name), name) if is_known else origin)
+            name, where = ("batch", index), place if records > 1 or place in (PUBLIC, MIXED) else SOLE
+            is_mixed, origin = place is MIXED, Origin(MIXED, hash(name), blame=blame.UNKNOWN)
+            self.table.put(tensor, origin if is_mixed else self.table.leaf(tensor, where, hash(name), name))
         self.calls.begin(records)
         self._push()
 
@@ -110,8 +109,10 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         """Tensors that are made or written to inside the block do not count as public: they may hold records."""
         with nullcontext(None) if self.table.has_begun else changed_tensors(self.table.withhold) as before:
             self._memory, kept = self._memory if before is None else KnownMemory(before), self._memory
-            yield
-        self._memory = kept  # looked for anew, as tensors come and go
+            try:
+                yield
+            finally:
+                self._memory = kept  # looked for anew, as tensors come and go
 
     def close(self) -> None:
         """Stop watching, and forget the tensors of the batch."""

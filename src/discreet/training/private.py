@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -124,8 +124,8 @@ class Private:
             self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._between)
             self.micro_batch = self._fitting(fixed_rows or micro_batch, collate_fn, inputs)
             self._cuts = Cuts(plan, self.micro_batch, self.world, self._sampler.slots)
-            with nullcontext() if unit is None else self._engine.watch.reading_records():
-                self._sampler.take(data, unit)  # reads records for their owners alone
+            with self._engine.watch.reading_records():
+                self._sampler.take(data, unit)
             self._make_loaders(public, rehearsal, collate_fn, num_workers)
             self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
             self._guard.begin(average, self._schedulers, views, self.world)
