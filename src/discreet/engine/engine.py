@@ -24,7 +24,7 @@ from discreet.core.world import World
 from discreet.engine.active import Active
 from discreet.engine.contributions import Groups, partition
 from discreet.engine.custom_backward import run_backward
-from discreet.engine.factors.collector import Collector, Settle
+from discreet.engine.factors.collector import Collector, Settle, let_go
 from discreet.engine.factors.gradients import (
     Gradients,
     KeptFactors,
@@ -188,7 +188,7 @@ class Engine:
             self._gradients = RepeatedGradients(run, self.layout)
         else:
             kept = KeptFactors(self.layout, self._room, self._units)
-            run(kept.settle)
+            run(let_go if self._is_followed and self.watch.kind is BatchKind.REHEARSAL else kept.settle)
             self._gradients = KeptGradients(kept.found, self.layout)
 
     def _run_backward(self, losses: Tensor, comes_again: bool, settle: Settle) -> None:

@@ -19,6 +19,10 @@ Settle = Callable[[str, list[Leaf]], None]
 """Takes all parts of one parameter, by its name, as soon as its last use is there."""
 
 
+def let_go(name: str, parts: list[Leaf]) -> None:
+    """A `Settle` for rehearsals: what made-up records leave is never summed."""
+
+
 Gather = Callable[[Sequence[Tensor]], None]
 """Fills the memory of sharded parameters, which some calls are repeated with."""
 
