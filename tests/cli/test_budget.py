@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cli_runner import refused, run
 
+from discreet.core import check
 from discreet.runs import training
 from discreet.runs.budget import Budget
 
@@ -55,6 +56,24 @@ def test_a_run_that_fails_after_its_charge_says_so_and_is_not_charged_again(visi
     assert len(state(visits)["entries"]) == 1  # type: ignore[arg-type]
 
 
+def test_a_run_that_fails_after_it_began_names_the_command_that_goes_on(
+    visits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`train` refuses a directory that holds a run, so "the same command" did not go on."""
+    words = ["train", "--method", "dp-sgd", "--epsilon", 1, *flags(visits, "a")]
+
+    def fails(self: object, checkpoint: object) -> None:
+        check.refuse("a model", "none", "mend it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training._TrainingPart, "_bind", fails)
+        failed = run(*words)
+    assert failed.code == 3
+    assert f"Resume with: discreet resume {visits / 'a'}" in failed.err
+    assert run("resume", visits / "a", "--json").code == 0
+    assert len(state(visits)["entries"]) == 1  # type: ignore[arg-type]
+
+
 def test_a_directory_that_is_deleted_and_begun_anew_pays_again(visits: Path) -> None:
     import shutil
 
@@ -90,6 +109,14 @@ def test_an_evaluation_is_a_charged_count(visits: Path) -> None:
     lost = run("evaluate", visits / "a", *words[:-2], "--data", visits / "none.npz")
     assert lost.code == 3  # it was charged before the records were looked for
     assert (visits / "a" / "evaluation-1.jsonl").exists()
+    kept = (visits / "a" / "evaluation-1.jsonl").read_bytes()
+    (visits / "a" / "evaluation-0.jsonl").unlink()  # the next ledger must not take the name of the second
+    assert run("evaluate", visits / "a", *words[:-2], "--json").code == 0
+    assert sorted(path.name for path in (visits / "a").glob("evaluation-*")) == [
+        "evaluation-1.jsonl",
+        "evaluation-2.jsonl",
+    ]
+    assert (visits / "a" / "evaluation-1.jsonl").read_bytes() == kept
 
 
 def test_the_best_of_some_methods_is_a_search(visits: Path) -> None:
