@@ -56,6 +56,12 @@ def test_a_run_that_fails_after_its_charge_says_so_and_is_not_charged_again(visi
     assert len(state(visits)["entries"]) == 1  # type: ignore[arg-type]
 
 
+def test_an_unknown_model_is_refused_before_it_is_paid_for(visits: Path) -> None:
+    words = [word if word != "logistic" else "logistik" for word in flags(visits, "a")]
+    refused(run("train", "--method", "dp-sgd", "--epsilon", 1, *words), "a model of logistic")
+    assert state(visits)["entries"] == []
+
+
 def test_a_run_that_fails_after_it_began_names_the_command_that_goes_on(
     visits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
