@@ -143,6 +143,13 @@ def test_a_folder_of_runs_has_one_bill(visits: Path) -> None:
     assert bill["best"] == bill["all"]
     assert 0.49 < one <= 0.5 < every < 1.0
     assert one < bill["tune"]["epsilon"]
+    words = ["--epsilon", 0.5, "--delta", "1e-4", "--records", 60, "--json"]
+    assert run("evaluate", visits / "r" / "a", *words).code == 0
+    more = run("account", "--folder", visits / "r", "--delta", "1e-4", "--json").json
+    assert more["runs"] == 2
+    assert more["all"]["epsilon"] > every + 0.05  # the noisy count is charged, too
+    assert more["fixed"]["epsilon"] > one + 0.05
+    assert more["tune"] == bill["tune"]
     refused(run("account", "--folder", visits, "--delta", "1e-4", "--noise", 1), "--folder with --delta alone")
     refused(run("account", "--folder", visits / "none", "--delta", "1e-4"), "at least one run")
 
