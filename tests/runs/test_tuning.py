@@ -88,6 +88,22 @@ def test_values_that_no_run_takes_are_refused_before_the_charge(config: RunConfi
     assert not Path(config.out).exists()
 
 
+def test_a_search_that_its_budget_refused_may_ask_for_less(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal says to lower epsilon, and the lower one was refused because of the settings of the first."""
+    with_runs(monkeypatch, 1)
+    file = tmp_path / "budget.json"
+    Budget.create(file, BudgetLimit(epsilon=1.0, delta=1e-4))
+    with pytest.raises(Refused, match="lower its epsilon"):
+        discreet.tune(dataclasses.replace(config, budget=str(file)), SPACE, workers=1)
+    less = dataclasses.replace(config, budget=str(file), epsilon=0.9)
+    assert discreet.tune(less, SPACE, workers=1).certified.epsilon <= 0.9
+    assert len(Budget(file).read().entries) == 1
+    with pytest.raises(Refused, match="the settings of the search"):
+        discreet.tune(dataclasses.replace(less, epsilon=0.8), SPACE, workers=1)
+
+
 def test_an_unknown_model_is_refused_before_the_charge(config: RunConfig) -> None:
     with pytest.raises(Refused, match=r"a model of logistic.*got 'nosuch'"):
         discreet.tune(dataclasses.replace(config, model="nosuch"), SPACE, workers=1)
