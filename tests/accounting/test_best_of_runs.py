@@ -262,3 +262,24 @@ def test_the_event_survives_json_and_refuses_what_it_is_not_proven_for() -> None
         BestOfRuns((), 2.0)
     with pytest.raises(Refused, match="poisson-sampled under"):
         certify(Charge.of(event), delta=1e-5, relation=Neighbouring.REPLACE_ONE)
+
+
+@pytest.mark.parametrize(("shape", "mean"), [(500.0, 2000.0), (-0.5, 20.0), (1e5, 300.0), (0.0, 1.001), (None, 2000.0)])
+def test_the_law_that_is_drawn_is_the_one_that_is_certified(shape: float | None, mean: float) -> None:
+    """The first probability of (500, 2000) is below the smallest float: all were 0, and K was always ten million."""
+    law = law_of(BestOfRuns((((Gaussian(1.0), 1),),), mean, shape))
+    drawn = list(itertools.islice(law.probabilities(), 50_000))
+    assert math.fsum(p for _, p in drawn) == pytest.approx(1, abs=1e-10)
+    assert math.fsum(k * p for k, p in drawn) == pytest.approx(law.mean, rel=1e-8)
+    assert law.draw(0.0) == min(k for k, p in drawn if p > 0)
+    assert law.draw(1 - 2**-53) < 50_000  # also if the probabilities add up to less than 1 by rounding
+    if isinstance(law, TruncatedNegativeBinomial):  # the variance, from f''(1) = mean (1 + shape) (1 - gamma) / gamma
+        second = math.fsum(k * (k - 1) * p for k, p in drawn)
+        assert second == pytest.approx(law.mean * (1 + law.shape) * (1 - law.gamma) / law.gamma, rel=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "mean"), [(0.0, 1e6), (-0.9, 5.0), (-0.999, 5.0), (None, 1e7)])
+def test_a_law_that_cannot_be_drawn_is_refused(shape: float | None, mean: float) -> None:
+    """Draws end at ten million: the certificate would be that of another law."""
+    with pytest.raises(Refused, match="expect fewer runs"):
+        law_of(BestOfRuns((((Gaussian(1.0), 1),),), mean, shape))

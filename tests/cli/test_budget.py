@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cli_runner import refused, run
 
+from discreet.core import check
 from discreet.runs import training
 from discreet.runs.budget import Budget
 
@@ -55,6 +56,30 @@ def test_a_run_that_fails_after_its_charge_says_so_and_is_not_charged_again(visi
     assert len(state(visits)["entries"]) == 1  # type: ignore[arg-type]
 
 
+def test_an_unknown_model_is_refused_before_it_is_paid_for(visits: Path) -> None:
+    words = [word if word != "logistic" else "logistik" for word in flags(visits, "a")]
+    refused(run("train", "--method", "dp-sgd", "--epsilon", 1, *words), "a model of logistic")
+    assert state(visits)["entries"] == []
+
+
+def test_a_run_that_fails_after_it_began_names_the_command_that_goes_on(
+    visits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`train` refuses a directory that holds a run, so "the same command" did not go on."""
+    words = ["train", "--method", "dp-sgd", "--epsilon", 1, *flags(visits, "a")]
+
+    def fails(self: object, checkpoint: object) -> None:
+        check.refuse("a model", "none", "mend it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training._TrainingPart, "_bind", fails)
+        failed = run(*words)
+    assert failed.code == 3
+    assert f"Resume with: discreet resume {visits / 'a'}" in failed.err
+    assert run("resume", visits / "a", "--json").code == 0
+    assert len(state(visits)["entries"]) == 1  # type: ignore[arg-type]
+
+
 def test_a_directory_that_is_deleted_and_begun_anew_pays_again(visits: Path) -> None:
     import shutil
 
@@ -90,6 +115,14 @@ def test_an_evaluation_is_a_charged_count(visits: Path) -> None:
     lost = run("evaluate", visits / "a", *words[:-2], "--data", visits / "none.npz")
     assert lost.code == 3  # it was charged before the records were looked for
     assert (visits / "a" / "evaluation-1.jsonl").exists()
+    kept = (visits / "a" / "evaluation-1.jsonl").read_bytes()
+    (visits / "a" / "evaluation-0.jsonl").unlink()  # the next ledger must not take the name of the second
+    assert run("evaluate", visits / "a", *words[:-2], "--json").code == 0
+    assert sorted(path.name for path in (visits / "a").glob("evaluation-*")) == [
+        "evaluation-1.jsonl",
+        "evaluation-2.jsonl",
+    ]
+    assert (visits / "a" / "evaluation-1.jsonl").read_bytes() == kept
 
 
 def test_the_best_of_some_methods_is_a_search(visits: Path) -> None:
@@ -110,6 +143,13 @@ def test_a_folder_of_runs_has_one_bill(visits: Path) -> None:
     assert bill["best"] == bill["all"]
     assert 0.49 < one <= 0.5 < every < 1.0
     assert one < bill["tune"]["epsilon"]
+    words = ["--epsilon", 0.5, "--delta", "1e-4", "--records", 60, "--json"]
+    assert run("evaluate", visits / "r" / "a", *words).code == 0
+    more = run("account", "--folder", visits / "r", "--delta", "1e-4", "--json").json
+    assert more["runs"] == 2
+    assert more["all"]["epsilon"] > every + 0.05  # the noisy count is charged, too
+    assert more["fixed"]["epsilon"] > one + 0.05
+    assert more["tune"] == bill["tune"]
     refused(run("account", "--folder", visits, "--delta", "1e-4", "--noise", 1), "--folder with --delta alone")
     refused(run("account", "--folder", visits / "none", "--delta", "1e-4"), "at least one run")
 

@@ -113,6 +113,20 @@ def test_what_a_table_lacks_is_named_at_once(place: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+def test_a_cell_that_is_no_number_is_refused_in_plain_words(place: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs Parquet")
+    from pyarrow import parquet
+
+    ages = [[30], [41]] * 50
+    parquet.write_table(
+        pyarrow.table({"age": ages, "ward": ["A"] * 100, "readmitted": ["no"] * 100}), tmp_path / "t.parquet"
+    )
+    table = ("--data", tmp_path / "t.parquet", "--label", "readmitted", "--schema", place / "schema.json")
+    told = ("a cell of another kind, such as a list or a date", "write a number into every cell")
+    refused(run("train", *table, "--hold-out", "0.2", "--records", "90", *BUDGET, "--out", tmp_path / "run"), *told)
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_records_of_a_table_count_as_private(place: Path) -> None:
     assert default_seeds("visits.csv", 3) is None
     assert default_seeds("visits.parquet", 3) is None

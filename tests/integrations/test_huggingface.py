@@ -423,6 +423,26 @@ def test_evaluation_on_the_records_is_refused(tmp_path: Path) -> None:
             small.trainer(tmp_path, train_dataset=held, eval_dataset=evaluated)
 
 
+def test_metrics_of_the_records_are_refused_later_too(tmp_path: Path) -> None:
+    held = small.records()
+    run = small.trainer(tmp_path, train_dataset=held, eval_dataset=small.records(8, seed=6))
+    for measured in (lambda: run.evaluate(held), lambda: run.evaluate({"a": held}), lambda: run.predict(held)):
+        with pytest.raises(Refused, match="without protected records"):
+            measured()
+    run.eval_dataset = held
+    with pytest.raises(Refused, match="without protected records"):
+        run.evaluate()
+
+
+def test_a_stream_of_records_is_refused(tmp_path: Path) -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(small.records())
+
+    with pytest.raises(Refused, match=r"a stream of records.*without streaming=True"):
+        small.trainer(tmp_path, train_dataset=Stream(), max_steps=6)
+
+
 def test_a_plan_must_fit_the_arguments(tmp_path: Path) -> None:
     plan = methods.dp_sgd(clip=0.1).for_budget(epsilon=3.0, delta=1e-3, records=48, batch=8, steps=5)
     with pytest.raises(Refused, match="the plan's batch 8 and 5 steps, got 8 and 6"):

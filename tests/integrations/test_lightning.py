@@ -12,6 +12,7 @@ from torch import Tensor, nn
 pytest.importorskip("lightning", reason="needs the extra lightning")
 
 import lightning
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
@@ -158,6 +159,10 @@ def test_a_value_of_the_records_is_not_logged_later(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "accumulation": ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=1"),
+    "scheduled accumulation": (
+        {"callbacks": [GradientAccumulationScheduler({1: 2})], "max_epochs": 2},
+        "no GradientAccumulationScheduler, got one.*leave it out",
+    ),
     "clipping": ({"gradient_clip_val": 0.1}, "gradients that were written to since"),
 }
 
@@ -167,6 +172,13 @@ def test_what_is_refused(name: str, tmp_path: Path) -> None:
     options, message = REFUSED[name]
     with pytest.raises(Refused, match=message):
         fit(made(), tmp_path, **options)
+
+
+def test_scheduled_accumulation_is_refused_before_it_charges(tmp_path: Path) -> None:
+    net = made(ledger=tmp_path / "ledger.jsonl")
+    with pytest.raises(Refused, match="GradientAccumulationScheduler"):
+        fit(net, tmp_path, callbacks=[GradientAccumulationScheduler({0: 2})])
+    assert net.private is None
 
 
 class Loaded(Net):

@@ -124,3 +124,20 @@ def test_evaluation_on_the_records_is_refused(tmp_path: Path) -> None:
     for evaluated in (held, {"train": held}):
         with pytest.raises(Refused, match="without protected records"):
             PrivateSFTTrainer(small.llama(), config(tmp_path), eval_dataset=evaluated, **given)
+
+
+def test_metrics_of_the_records_are_refused_later_too(tmp_path: Path) -> None:
+    """Of the records as they were given, and of the tokenized copy that TRL trains on."""
+    held = small_texts.texts()
+    given = {"train_dataset": held, "processing_class": small_texts.tokenizer(), **small.BUDGET}
+    run = PrivateSFTTrainer(small.llama(), config(tmp_path), peft_config=ADAPTERS, **given)
+    for records in (held, run.train_dataset):
+        for measure in (run.evaluate, run.predict):
+            with pytest.raises(Refused, match="without protected records"):
+                measure(records)
+
+
+def test_a_stream_is_refused(tmp_path: Path) -> None:
+    given = {"train_dataset": small_texts.texts().to_iterable_dataset(), "processing_class": small_texts.tokenizer()}
+    with pytest.raises(Refused, match="a stream of records"):
+        PrivateSFTTrainer(small.llama(), config(tmp_path), **given, **small.BUDGET)

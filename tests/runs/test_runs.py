@@ -359,6 +359,10 @@ def test_settings_survive_json() -> None:
         ({"learning_rate": 0.0}, "learning_rate > 0"),
         ({"weight_decay": -1.0}, "weight_decay >= 0"),
         ({"eval_every": 0}, "eval_every"),
+        ({"learning_rate": 1e39}, "learning_rate <= 1e\\+30"),
+        ({"average": 1.0}, "average"),
+        ({"average": -0.5}, "average"),
+        ({"micro_batch": 0}, "micro_batch"),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any], match: str) -> None:

@@ -68,6 +68,48 @@ def test_the_bill_is_within_the_budget_for_every_combination_of_costs(config: Ru
         assert run.noise == bill.noises[("batch", batch), ("clip", 0.5)]
 
 
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    [
+        ("average", LogRange(0.5, 2.0)),
+        ("average", LogRange(0.5, 0.99999)),  # draws are rounded to 1
+        ("average", (0.9, 1.5)),
+        ("momentum", (0.5, -1)),
+        ("learning_rate", (1.0, 0)),
+        ("learning_rate", ("a", "b")),
+        ("weight_decay", (0.1, -0.1)),
+        ("optimizer", ("sgd", "none")),
+    ],
+)
+def test_values_that_no_run_takes_are_refused_before_the_charge(config: RunConfig, name: str, axis: Any) -> None:
+    """They were refused when a candidate drew them: the whole budget was spent, and the search could not be ended."""
+    with pytest.raises(Refused, match=f"{name}|optimizer"):
+        discreet.tune(config, {name: axis}, workers=1)
+    assert not Path(config.out).exists()
+
+
+def test_a_search_that_its_budget_refused_may_ask_for_less(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal says to lower epsilon, and the lower one was refused because of the settings of the first."""
+    with_runs(monkeypatch, 1)
+    file = tmp_path / "budget.json"
+    Budget.create(file, BudgetLimit(epsilon=1.0, delta=1e-4))
+    with pytest.raises(Refused, match="lower its epsilon"):
+        discreet.tune(dataclasses.replace(config, budget=str(file)), SPACE, workers=1)
+    less = dataclasses.replace(config, budget=str(file), epsilon=0.9)
+    assert discreet.tune(less, SPACE, workers=1).certified.epsilon <= 0.9
+    assert len(Budget(file).read().entries) == 1
+    with pytest.raises(Refused, match="the settings of the search"):
+        discreet.tune(dataclasses.replace(less, epsilon=0.8), SPACE, workers=1)
+
+
+def test_an_unknown_model_is_refused_before_the_charge(config: RunConfig) -> None:
+    with pytest.raises(Refused, match=r"a model of logistic.*got 'nosuch'"):
+        discreet.tune(dataclasses.replace(config, model="nosuch"), SPACE, workers=1)
+    assert not Path(config.out).exists()
+
+
 def test_a_public_score_costs_nothing_and_needs_no_held_out_records(config: RunConfig) -> None:
     bill = bill_of(settings_of(config, held_out=0.0))
     assert (bill.sigma, bill.records, len(bill.event.candidates)) == (0.0, 240, 1)

@@ -19,11 +19,15 @@ import numpy as np
 from discreet.accounting.events import BestOfRuns
 from discreet.accounting.pld import Floats
 from discreet.accounting.rdp import ORDERS, Orders
+from discreet.core import check
 from discreet.core.bisection import least
 from discreet.core.relation import Neighbouring
 
 _TOLERANCE, _LIMIT = 1e-3, 50.0  # of the search for the ratio; every result of it is a bound
 _LONGEST = 10**7  # values of K that are looked at
+_REST = 1e-12  # of the law, at most, lies behind them
+_SMALLEST = 700.0  # log(1 / gamma), at most: a smaller gamma is no number
+_REMEDY = "expect fewer runs, or a shape from -0.5 to 10"
 
 
 class RunLaw(abc.ABC):
@@ -39,6 +43,10 @@ class RunLaw(abc.ABC):
         """(k, P[K = k]) in ascending order of k."""
 
     @abc.abstractmethod
+    def rest(self) -> float:
+        """A bound on P[K > _LONGEST]."""
+
+    @abc.abstractmethod
     def renyi(self, run: Floats, orders: Orders) -> Floats:
         """The Rényi divergences of the best run, given those of one run; the larger direction of both."""
 
@@ -50,8 +58,9 @@ class RunLaw(abc.ABC):
         """K for a uniform number in [0, 1), by inversion."""
         total = 0.0
         for k, probability in self.probabilities():
+            is_end = k > self.mean and total + probability == total  # what is left is less than the rounding of total
             total += probability
-            if uniform < total or k >= _LONGEST:
+            if uniform < total or is_end or k >= _LONGEST:
                 return k
         raise AssertionError("a law without end")
 
@@ -79,6 +88,9 @@ class TruncatedNegativeBinomial(RunLaw):
         low, high = 0.0, 1.0  # log(1 / gamma): E[K] grows with it from 1
         while cls(shape, math.exp(-high)).mean < mean:
             low, high = high, 2 * high
+            check.require(
+                high < _SMALLEST, "a law of K that can be drawn", f"shape={shape} with mean={mean:g}", _REMEDY
+            )
         while high - low > 1e-12 * high:
             middle = (low + high) / 2
             low, high = (middle, high) if cls(shape, math.exp(-middle)).mean < mean else (low, middle)
@@ -93,10 +105,14 @@ class TruncatedNegativeBinomial(RunLaw):
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
         stays = 1 - self.gamma
-        probability = self.mean * self.gamma ** (self.shape + 1)  # f'(0)
-        for k in range(1, _LONGEST + 1):
-            yield k, probability
-            probability *= stays * (k + self.shape) / (k + 1)
+        first = math.log(self.mean) + (self.shape + 1) * math.log(self.gamma)  # f'(0)
+        return _from_ratios(1, first, lambda k: stays * (k + self.shape) / (k + 1))
+
+    def rest(self) -> float:
+        k, log = _LONGEST, math.log(self.mean) + (self.shape + 1) * math.log(self.gamma)
+        log += (k - 1) * math.log1p(-self.gamma)
+        log += math.lgamma(k + self.shape) - math.lgamma(1 + self.shape) - math.lgamma(k + 1)
+        return _geometric(log, (1 - self.gamma) * (1 + max(0.0, self.shape - 1) / k))
 
     def renyi(self, run: Floats, orders: Orders) -> Floats:
         """r(a) + (1 + eta) min_b ((1 - 1/b) r(b) + log(1/gamma)/b) + log E[K] / (a - 1)."""
@@ -124,10 +140,11 @@ class PoissonRuns(RunLaw):
         return self.expected
 
     def probabilities(self) -> Iterator[tuple[int, float]]:
-        log = -self.mean
-        for k in range(_LONGEST + 1):
-            yield k, math.exp(log)
-            log += math.log(self.mean) - math.log(k + 1)
+        return _from_ratios(0, -self.mean, lambda k: self.mean / (k + 1))
+
+    def rest(self) -> float:
+        log = _LONGEST * math.log(self.mean) - self.mean - math.lgamma(_LONGEST + 1)
+        return _geometric(log, self.mean / _LONGEST)
 
     def renyi(self, run: Floats, orders: Orders) -> Floats:
         """log(e^-m + m e^((a-1)(r(a) + m d))) / (a - 1), d = delta of one run at epsilon = log(a/(a - 1))."""
@@ -151,14 +168,34 @@ class PoissonRuns(RunLaw):
 
 def law_of(event: BestOfRuns) -> RunLaw:
     """The law of K; the same law is drawn from and charged for."""
-    if event.shape is None:
-        return PoissonRuns(float(event.mean))
-    return _negative_binomial(float(event.shape), float(event.mean))
+    return _law(None if event.shape is None else float(event.shape), float(event.mean))
 
 
 @functools.lru_cache(maxsize=64)
-def _negative_binomial(shape: float, mean: float) -> TruncatedNegativeBinomial:
-    return TruncatedNegativeBinomial.of_mean(shape=shape, mean=mean)
+def _law(shape: float | None, mean: float) -> RunLaw:
+    """Guarantee: `draw` follows the law that is certified, but for a probability of `_REST`."""
+    law = PoissonRuns(mean) if shape is None else TruncatedNegativeBinomial.of_mean(shape=shape, mean=mean)
+    got = f"one with mean={mean:g} and shape={shape}"
+    check.require(law.rest() <= _REST, f"a law with at most {_LONGEST:,} runs", got, _REMEDY)
+    return law
+
+
+def _from_ratios(first: int, log: float, ratio: Callable[[int], float]) -> Iterator[tuple[int, float]]:
+    """(k, p_k) from log p of the first k and p_{k+1} / p_k.
+
+    The exponent is kept apart, because the first p may be too small for a float although later ones are not.
+    """
+    exponent = math.floor(log / math.log(2))
+    held = math.exp(log - exponent * math.log(2))
+    for k in range(first, _LONGEST + 1):
+        yield k, math.ldexp(held, exponent)
+        held, shift = math.frexp(held * ratio(k))
+        exponent += shift
+
+
+def _geometric(log: float, ratio: float) -> float:
+    """A bound on the sum behind a term, given as logarithm, if no term is more than `ratio` times the one before."""
+    return math.inf if ratio >= 1 else math.exp(min(0.0, log)) * ratio / (1 - ratio)
 
 
 def event_rdp(event: BestOfRuns, relation: Neighbouring, orders: Orders) -> Floats:

@@ -21,6 +21,11 @@ from discreet.core.check import count, require
 Shape = tuple[int, ...]
 
 
+def check_name(name: str) -> None:
+    """Refuse an unknown model; called before anything is paid for, too."""
+    require(name in MODELS, f"a model of {', '.join(MODELS)}", repr(name), "choose one of these")
+
+
 def build(name: str, *, shape: Shape, classes: int, seed: int | None = None) -> nn.Module:
     """The model of this name for records of this shape, with PyTorch's default initial weights.
 
@@ -29,7 +34,7 @@ def build(name: str, *, shape: Shape, classes: int, seed: int | None = None) -> 
 
     Guarantee: the weights depend on name, shape, classes and seed, never on data.
     """
-    require(name in MODELS, f"a model of {', '.join(MODELS)}", repr(name), "choose one of these")
+    check_name(name)
     require(len(shape) >= 1, "the shape of one record", shape, "give it without the batch axis, as (1, 28, 28)")
     for size in shape:
         count("a shape holds the whole sizes of one record's axes", size=size)

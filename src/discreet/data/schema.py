@@ -16,7 +16,7 @@ from typing import Any, Final, Self, final
 import numpy as np
 import numpy.typing as npt
 
-from discreet.core.check import refuse, require
+from discreet.core.check import Refused, refuse, require
 
 ENCODERS: Final = MappingProxyType({"words": 4096, "minilm": 384})  # of text, with the width of their features
 BINS: Final = 16  # of a column of numbers, unless its description says more
@@ -27,6 +27,10 @@ _FORM: Final = (
 )
 
 Features = npt.NDArray[np.float32]
+
+
+class NoNumber(Refused, TypeError):
+    """A cell that cannot be read as a number. scikit-learn expects a `TypeError` of that."""
 
 
 def number(cell: Any, missing: float) -> float:
@@ -41,7 +45,9 @@ def number(cell: Any, missing: float) -> float:
     except ValueError:
         return missing
     except TypeError:  # without the cell, which is private
-        raise TypeError("argument must be a string or a real number, in every cell of a column of numbers") from None
+        got, remedy = "a cell of another kind, such as a list or a date", "write a number into every cell of the column"
+        message = f"Expected numbers: an argument must be a string or a real number, got {got}. Remedy: {remedy}."
+        raise NoNumber(message) from None
     return missing if math.isnan(value) else value
 
 

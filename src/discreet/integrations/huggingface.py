@@ -32,6 +32,7 @@ from discreet.integrations.refusal import refuse, require
 from discreet.integrations.training_arguments import (
     check_apart,
     check_arguments,
+    check_stored,
     check_trainer,
     plan_of,
     training_collator,
@@ -86,7 +87,9 @@ class PrivateTraining:
         **others: Any,
     ) -> None:
         given = dict(zip(_FIRST, args, strict=False)) | others
-        check_apart(given.get("train_dataset"), given.get("eval_dataset"))  # before TRL makes copies of both
+        self._given = given.get("train_dataset")
+        check_stored(self._given)
+        check_apart([self._given], given.get("eval_dataset"))  # before TRL makes copies of both
         own_collator = given.get("data_collator") is not None
         super().__init__(*args, **others)
         me = cast(Trainer, self)
@@ -163,6 +166,21 @@ class PrivateTraining:
         """What `Trainer` counts: as many empty batches as an epoch has micro-batches by the public numbers."""
         per_step = cast(Trainer, self).args.gradient_accumulation_steps
         return DataLoader(range(self.plan.horizon.steps_per_epoch * per_step), collate_fn=_empty)  # type: ignore[arg-type]
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **others: Any) -> dict[str, float]:
+        """Metrics of records that need no protection."""
+        held: Any = cast(Trainer, self).eval_dataset
+        named = held[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        self._check_apart(held if named is None else named)  # here, because TRL copies them
+        return super().evaluate(eval_dataset, *args, **others)  # type: ignore[misc,no-any-return]
+
+    def predict(self, test_dataset: Any, *args: Any, **others: Any) -> Any:
+        """Predictions for records that need no protection, with their metrics."""
+        self._check_apart(test_dataset)
+        return super().predict(test_dataset, *args, **others)  # type: ignore[misc]
+
+    def _check_apart(self, evaluated: Any) -> None:
+        check_apart([self._given, cast(Trainer, self).train_dataset], evaluated)
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """The public number of records; of any other data the number of examples."""

@@ -21,6 +21,7 @@ from typing import Any, Final, Self, cast
 
 import torch
 from lightning import Callback, LightningModule
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -111,6 +112,9 @@ class PrivateModule:
         me = cast(LightningModule, self)
         got, remedy = me.trainer.accumulate_grad_batches, "pass micro_batch= to privately(): it limits memory"
         require(got == 1, "accumulate_grad_batches=1", got, remedy)
+        later = [one for one in me.trainer.callbacks if isinstance(one, GradientAccumulationScheduler)]
+        got = "one, which changes what an optimizer step is while the plan is charged"
+        require(not later, "no GradientAccumulationScheduler", got, f"leave it out, and {remedy}")
         require(
             me.trainer.world_size == 1, "one process", me.trainer.world_size, "call discreet.Private under torchrun"
         )

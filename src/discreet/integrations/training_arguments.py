@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, Final
 
+from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments, default_data_collator
 
 import discreet
@@ -57,11 +58,18 @@ def check_trainer(trainer: Trainer) -> None:
     require(not _is_own(trainer, "training_step"), "no training_step", got, remedy)
 
 
-def check_apart(records: Any, evaluated: Any) -> None:
-    """Refuse to evaluate on the protected records."""
+def check_stored(records: Any) -> None:
+    """Refuse a stream: the plan draws records by their places."""
+    is_stored = records is None or (isinstance(records, Sized) and not isinstance(records, IterableDataset))
+    remedy = "load the records whole, without streaming=True: a stream has no places to draw from"
+    require(is_stored, "a train_dataset with __len__ and __getitem__", "a stream of records", remedy)
+
+
+def check_apart(records: Sequence[Any], evaluated: Any) -> None:
+    """Refuse to evaluate on the protected records: what was given as them, and what the trainer made of it."""
     held = list(evaluated.values()) if isinstance(evaluated, dict) else [evaluated]
     remedy = "evaluate on public records: metrics of the training records are not paid for"
-    is_apart = records is None or all(one is not records for one in held)
+    is_apart = all(one is None or all(one is not other for other in records) for one in held)
     require(is_apart, "an eval_dataset without protected records", "train_dataset itself", remedy)
 
 

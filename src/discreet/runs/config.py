@@ -46,6 +46,8 @@ OPTIMIZERS: Final = ("sgd", "adam")
 
 SCHEDULES: Final = ("constant", "linear", "cosine")
 
+_LARGEST: Final = 1e30  # of a learning rate: torch converts it to float32, and a step multiplies it
+
 # Settings that were added later, and their value in the runs before.
 _LATER: Final = MappingProxyType(
     {"accept_large_delta": False, "keep_best": False, "sample": "users"}
@@ -170,7 +172,12 @@ class RunConfig:
             _one_of("relation", self.relation, tuple(str(relation) for relation in Neighbouring))
         if self.learning_rate is not None:
             check.positive("the step on the noisy mean gradient", learning_rate=self.learning_rate)
+            check.require(self.learning_rate <= _LARGEST, f"learning_rate <= {_LARGEST:g}", self.learning_rate, "less")
         check.not_negative("as in torch.optim", momentum=self.momentum or 0.0, weight_decay=self.weight_decay)
+        if self.average is not None and self.average != 0:
+            check.inside_unit("the decay of the average, e.g. 0.99; 0 turns it off", average=self.average)
+        if self.micro_batch is not None:
+            check.count("the most records in memory at once", micro_batch=self.micro_batch)
         given, is_valid = f"cap={self.cap!r} with {self.sampling}", (self.sampling == CAPPED) == (self.cap is not None)
         remedy = "cap is the largest number of records in a batch"
         check.require(is_valid, f"cap with {CAPPED}, and only there", given, remedy)

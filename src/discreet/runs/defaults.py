@@ -13,6 +13,7 @@ from discreet.core.relation import Neighbouring
 from discreet.data import Task, load, published_records
 from discreet.data.features import extract, needs_public
 from discreet.data.features.store import Progress
+from discreet.data.models import check_name
 from discreet.data.tables import load_table, read_schema
 from discreet.methods import METHODS
 from discreet.methods.dpsgd_dc.analysis import LastIterate
@@ -87,6 +88,8 @@ def public_of(settings: RunConfig | CompareSettings) -> str | None:
 def complete(config: RunConfig) -> RunConfig:
     """The run with every default filled in except the learning rate, which needs the plan."""
     known = usual(config)
+    if config.model is not None:
+        check_name(config.model)
     if config.model == "logistic":
         require_classes(config.task, "the model logistic")
     epochs, steps = config.epochs, config.steps

@@ -83,8 +83,7 @@ def evaluate(
     sigma = calibrate_noise(counted, epsilon=epsilon, delta=delta, relation=relation)
     charge = counted(sigma)
     proven = certify(charge, delta=delta, relation=relation)
-    number = len(list(folder.directory.glob("evaluation-*.jsonl")))
-    path = folder.directory / f"evaluation-{number}.jsonl"
+    path = _new_ledger(folder.directory)
     header = {"relation": str(relation), "delta": delta, "plan": digest(["evaluation", sigma]), "seeded": False}
     header |= {} if unit.is_record else {"unit": unit.name}
     with Ledger.create(path, header) as ledger:
@@ -102,6 +101,12 @@ def evaluate(
         raise RunStopped(1, path, "the same command, which is charged again") from error
     accuracy, deviation = accuracy_of(count, records), unit.counted * sigma / records
     return Evaluation(accuracy=accuracy, error=deviation, certified=proven, ledger=path, unit=unit.name)
+
+
+def _new_ledger(directory: Path) -> Path:
+    """The ledger after the last one. Counting them would name one that exists, if an earlier one was removed."""
+    taken = (file.stem.removeprefix("evaluation-") for file in directory.glob("evaluation-*.jsonl"))
+    return directory / f"evaluation-{max((int(one) for one in taken if one.isdecimal()), default=-1) + 1}.jsonl"
 
 
 def _on(config: RunConfig, data: str) -> RunConfig:

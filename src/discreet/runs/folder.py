@@ -77,6 +77,10 @@ class RunFolder:
         content = self.ledger.read_bytes() if self.ledger.exists() else b""
         return max(0, content.count(b"\n") + (not content.endswith(b"\n")) - 1)
 
+    def repeat_line(self) -> str:
+        """How to go on with a run that a budget file has paid for; `train` refuses a directory that holds a run."""
+        return resume_line(self.directory) if self.run.is_file() else "the same command, which is not charged again"
+
     def begun(self) -> bool:
         """Whether a run started here that may have been charged; call it under the lock.
 

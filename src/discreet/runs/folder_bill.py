@@ -1,5 +1,6 @@
 """One bill for a folder of runs: what showing all of them, the best, or one that was fixed in advance costs."""
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -39,13 +40,15 @@ class FolderBill:
 
 
 def folder_bill(folder: Path, *, delta: float) -> FolderBill:
-    """Read every ledger below the folder; a search is one run."""
+    """Read every ledger below the folder; a search is one run, and a run includes its evaluations."""
     ledgers = tuple(path for path in sorted(folder.rglob("ledger.jsonl")) if not _is_part(path, folder))
     check.require(bool(ledgers), "at least one run", f"none in {folder}", "name a folder that holds run directories")
     records = [read(path) for path in ledgers]
     relation, charges = records[0].relation, [record.charge() for record in records]
-    total = certify(merge(ledgers), delta=delta, relation=relation)  # refuses different relations and copies
-    single = max((certify(charge, delta=delta, relation=relation) for charge in charges), key=lambda one: one.epsilon)
+    shown = [(path, *sorted(path.parent.glob("evaluation-*.jsonl"))) for path in ledgers]
+    together = merge(itertools.chain.from_iterable(shown))  # refuses different relations and copies
+    total = certify(together, delta=delta, relation=relation)
+    single = max((certify(merge(one), delta=delta, relation=relation) for one in shown), key=lambda one: one.epsilon)
     searched = any(isinstance(event, BestOfRuns) for charge in charges for event, _ in charge.certified)
     by_tune = None
     if len(ledgers) > 1 and not searched:

@@ -97,7 +97,7 @@ def _train(
     except RunStopped:
         raise
     except Exception as error:
-        raise RunStopped(1, Path(budget), "the same command, which is not charged again") from error
+        raise RunStopped(1, Path(budget), folder.repeat_line()) from error
 
 
 def train_on(

@@ -31,6 +31,11 @@ class Choices:
     def __post_init__(self) -> None:
         check.require(len(self.values) > 0, "at least one value", "none", _EXAMPLE)
 
+    @property
+    def ends(self) -> tuple[Setting, ...]:
+        """Draws between which all others lie."""
+        return self.values
+
     def draw(self, uniform: float) -> Setting:
         return self.values[int(uniform * len(self.values))]
 
@@ -46,6 +51,11 @@ class LogRange:
     def __post_init__(self) -> None:
         check.positive("a range is low..high of positive numbers", low=self.low, high=self.high)
         check.require(self.low < self.high, "low < high", f"{self.low}..{self.high}", _EXAMPLE)
+
+    @property
+    def ends(self) -> tuple[Setting, ...]:
+        """Draws between which all others lie; rounding may take them out of the range."""
+        return self.draw(0.0), self.draw(math.nextafter(1.0, 0.0))
 
     def draw(self, uniform: float) -> Setting:
         return float(f"{self.low * (self.high / self.low) ** uniform:.4g}")
@@ -97,7 +107,13 @@ class Space:
             yield dict(zip((name for name, _ in axes), values, strict=True))
 
     def check_against(self, config: RunConfig) -> None:
-        """Refuse a range for a setting that the certificate of a searched method depends on."""
+        """Refuse values that no run takes, and a range for a setting that a searched method's certificate depends on.
+
+        After the charge, such values would lose the search, and its failure would tell what was drawn.
+        """
+        for name, axis in self.axes:
+            for value in axis.ends if _is_trained(name) else ():
+                applied(config, {name: value})
         methods = dict(self.axes).get("method", Choices((config.method,)))
         for name, axis in self.axes:
             for method in methods.values if isinstance(methods, Choices) else ():

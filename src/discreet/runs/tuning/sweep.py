@@ -133,9 +133,12 @@ def tune_with(settings: TuneSettings, *, on_progress: Listener | None = None) ->
 
 
 def _begin(settings: TuneSettings, out: Path) -> float:
-    """Write the settings, or check that a resumed search has the same; the time of the first start."""
+    """Write the settings, or check that a resumed search has the same; the time of the first start.
+
+    A search that has drawn nothing yet, such as one that its budget refused, may begin again with others.
+    """
     file, ours = out / _SETTINGS, settings.to_json()
-    if file.exists():
+    if file.exists() and (RunFolder(out).ledger.exists() or (out / _HIDDEN).exists()):
         held = read_json(file)
         same = digest(held["settings"]) == digest(ours)
         remedy = "repeat the command with its settings, or choose another directory"
