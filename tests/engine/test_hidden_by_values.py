@@ -41,6 +41,9 @@ HIDDEN: dict[str, Told] = {
     "count, of what is smaller": lambda x: torch.bucketize(torch.tensor(2.0), ones(x)),
     "count, by a table of conditions": lambda x: IS_EVEN[len(x)].float(),
     "place, by a table of conditions": lambda x: IS_EVEN[: len(x)].float(),
+    "count, by a sum that is too large": lambda x: (2e37 * ones(x)).mean().isinf(),
+    "count, by the last digit of a mean": lambda x: 1e9 * ((0.1 * ones(x)).mean() - 0.1),
+    "count, by a formula for many rows": lambda x: torch.cdist(1e4 * ones(x)[:, None], torch.ones(1, 1))[:, 0],
     "place, by equality": lambda x: zeros(x) == column(x) - 3.0,
     "place, by equality of whole numbers": lambda x: zeros(x).long() == column(x) - 3,
     "place, by nearly equal": lambda x: torch.isclose(zeros(x), column(x) - 3.0),
@@ -63,7 +66,7 @@ def test_what_is_hidden_is_refused(name: str) -> None:
 
 
 INNOCENT: dict[str, Told] = {
-    "a mean of equal rows": lambda x: ones(x).mean(),
+    "the largest of equal rows": lambda x: ones(x).amax(),
     "whether all are true": lambda x: is_true(x).all(),
     "equality with equal rows": lambda x: zeros(x) == ones(x),
     "equality with a number of each record": lambda x: x.round() == torch.arange(6.0),

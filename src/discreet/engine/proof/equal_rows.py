@@ -1,11 +1,13 @@
 """A call on public tensors, run for few and for many records on equal rows.
 
 One draw of values shows too little: `ones(n).sum(dtype=torch.int64)` is 0 for every n if the ones are replaced by a
-fraction, and a table of conditions holds the same at two places half of the time. So it is run on several.
+fraction, and a table of conditions holds the same at two places half of the time. So it is run on several. Some are so
+large that few have a sum and many do not: a mean of equal rows tells their number then, and by its last digit always.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,11 +17,31 @@ from torch import Tensor
 from discreet.engine.proof.call_proof import CallProof
 from discreet.engine.proof.generic_values import Pattern, Range, ranges
 from discreet.engine.proof.provable_call import ProvableCall, apart_from_the_run
+from discreet.engine.trace.capture import RecordAxis
 
-_OTHERS: Final = (
+_OTHERS: Final[tuple[Pattern, ...]] = (
     *(Pattern.MODERATE, Pattern.SPREAD, Pattern.TIES, Pattern.ZERO, Pattern.ONE),
     *(Pattern.MODERATE, Pattern.SPREAD, Pattern.TIES) * 2,
 )
+
+
+class _Scaled(enum.Enum):
+    """Moderate numbers made larger; of the largest, FEW have a sum, and MANY do not."""
+
+    WHOLE = 1
+    OF_ONE_SIGN = 2
+    OF_BOTH_SIGNS = 3
+
+    def of(self, row: Tensor) -> Tensor:
+        if not row.is_floating_point():
+            return row
+        if self is _Scaled.WHOLE:
+            return (7 * row).round()
+        large = torch.full_like(row, torch.finfo(row.dtype).max / 20)
+        return large if self is _Scaled.OF_ONE_SIGN else large.copysign(row)
+
+
+_SCALED: Final[tuple[_Scaled, ...]] = (*[_Scaled.WHOLE] * 5, _Scaled.OF_ONE_SIGN, _Scaled.OF_BOTH_SIGNS)
 
 
 def runs_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[list[Tensor]]] | None:
@@ -32,7 +54,7 @@ def runs_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[li
     for within in ranges(whole, call.special, call.func):
         first = _outputs(call, sizes, within, Pattern.MODERATE, is_true=True)
         if first is not None and call.leaves:
-            others = (_outputs(call, sizes, within, pattern) for pattern in _OTHERS)
+            others = (_outputs(call, sizes, within, pattern) for pattern in (*_OTHERS, *_SCALED))
             return [first, *(one for one in others if one is not None)]
         if first is not None or not call.leaves:
             return None if first is None else [first]  # no choice
@@ -40,12 +62,15 @@ def runs_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[li
 
 
 def _outputs(
-    call: ProvableCall, sizes: Sequence[int], within: Range, pattern: Pattern, *, is_true: bool = False
+    call: ProvableCall, sizes: Sequence[int], within: Range, pattern: Pattern | _Scaled, *, is_true: bool = False
 ) -> list[list[Tensor]] | None:
-    """On one draw of values; `is_true` gives it conditions that are all true, by which nothing is left out."""
+    """On one draw of values, `is_true` gives it conditions that leave nothing out."""
     with apart_from_the_run():
         proof = CallProof(call, within)
-        pairs = [(leaf, proof.base(leaf, 1, pattern)) for leaf in call.leaves]
+        steady = pattern if isinstance(pattern, Pattern) else Pattern.MODERATE
+        pairs = [(leaf, proof.base(leaf, 1, steady)) for leaf in call.leaves]
+        if isinstance(pattern, _Scaled):
+            pairs = [(leaf, pattern.of(row) if isinstance(leaf.place, RecordAxis) else row) for leaf, row in pairs]
         if is_true:
             pairs = [(leaf, torch.ones_like(row) if row.dtype == torch.bool else row) for leaf, row in pairs]
         runs = [proof.run([leaf.repeated(row, records) for leaf, row in pairs], records) for records in sizes]

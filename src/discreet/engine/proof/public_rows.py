@@ -24,7 +24,7 @@ from discreet.engine.proof.equal_rows import runs_on_equal_rows
 from discreet.engine.proof.generic_values import BY_SIZE
 from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicRows, Ways
 from discreet.engine.proof.movement import agree
-from discreet.engine.proof.provable_call import FEW, MANY, ProvableCall, choices_of_numbers, first
+from discreet.engine.proof.provable_call import FEW, MANY, ProvableCall, choices_of_numbers, first, switches_formula
 from discreet.engine.proof.small_sizes import named
 from discreet.engine.proof.verdicts import Form, contents, fits, needs_the_very_size, unprovable, verdict_of_reading
 from discreet.engine.trace.capture import RecordAxis
@@ -175,7 +175,7 @@ class _RowProof:
     def _is_same(self, reading: Reading) -> bool:
         """Whether the call gives the same for few and for many records, on equal rows."""
         call = provable(*self._call, reading, exact=False)
-        found = self._draws_for_every_count(call, reading)
+        found = None if switches_formula(call) else self._draws_for_every_count(call, reading)
         if found is None:
             return False
         moderate = call.with_moderate_numbers()
