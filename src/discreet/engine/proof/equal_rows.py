@@ -19,11 +19,6 @@ from discreet.engine.proof.generic_values import Pattern, Range, ranges
 from discreet.engine.proof.provable_call import ProvableCall, apart_from_the_run
 from discreet.engine.trace.capture import RecordAxis
 
-_OTHERS: Final[tuple[Pattern, ...]] = (
-    *(Pattern.MODERATE, Pattern.SPREAD, Pattern.TIES, Pattern.ZERO, Pattern.ONE),
-    *(Pattern.MODERATE, Pattern.SPREAD, Pattern.TIES) * 2,
-)
-
 
 class _Scaled(enum.Enum):
     """Moderate numbers made larger; of the largest, FEW have a sum, and MANY do not."""
@@ -41,7 +36,12 @@ class _Scaled(enum.Enum):
         return large if self is _Scaled.OF_ONE_SIGN else large.copysign(row)
 
 
-_SCALED: Final[tuple[_Scaled, ...]] = (*[_Scaled.WHOLE] * 5, _Scaled.OF_ONE_SIGN, _Scaled.OF_BOTH_SIGNS)
+_TRIED: Final[tuple[Pattern | _Scaled, ...]] = (
+    *(Pattern.SPREAD, Pattern.TIES, Pattern.ZERO, Pattern.ONE),
+    *(Pattern.MODERATE, Pattern.SPREAD, Pattern.TIES) * 2,
+    *(_Scaled.WHOLE,) * 5,
+    *(_Scaled.OF_ONE_SIGN, _Scaled.OF_BOTH_SIGNS),
+)
 
 
 def runs_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[list[Tensor]]] | None:
@@ -54,7 +54,7 @@ def runs_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[li
     for within in ranges(whole, call.special, call.func):
         first = _outputs(call, sizes, within, Pattern.MODERATE, is_true=True)
         if first is not None and call.leaves:
-            others = (_outputs(call, sizes, within, pattern) for pattern in (*_OTHERS, *_SCALED))
+            others = (_outputs(call, sizes, within, pattern) for pattern in _TRIED)
             return [first, *(one for one in others if one is not None)]
         if first is not None or not call.leaves:
             return None if first is None else [first]  # no choice
