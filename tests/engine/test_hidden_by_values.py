@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from steps import classifier, each, train
 from torch import Tensor, nn
 
@@ -42,11 +43,13 @@ HIDDEN: dict[str, Told] = {
     "count, by a table of conditions": lambda x: IS_EVEN[len(x)].float(),
     "place, by a table of conditions": lambda x: IS_EVEN[: len(x)].float(),
     "count, by a sum that is too large": lambda x: (2e37 * ones(x)).mean().isinf(),
+    "count, by a sum of differences": lambda x: F.l1_loss(2e37 * ones(x), 0 * ones(x)).isinf(),
     "count, by the last digit of a mean": lambda x: 1e9 * ((0.1 * ones(x)).mean() - 0.1),
     "count, by a formula for many rows": lambda x: torch.cdist(1e4 * ones(x)[:, None], torch.ones(1, 1))[:, 0],
     "place, by equality": lambda x: zeros(x) == column(x) - 3.0,
     "place, by equality of whole numbers": lambda x: zeros(x).long() == column(x) - 3,
     "place, by nearly equal": lambda x: torch.isclose(zeros(x), column(x) - 3.0),
+    "place, where a record is 0": lambda x: torch.heaviside(zeros(x), column(x).float()),
     "place, unless a record is true": lambda x: torch.logical_or(zeros(x), column(x) - 3.0),
     "place, if a record is true": lambda x: torch.logical_and(zeros(x) + 1, column(x) - 3.0),
     "place, by bits": lambda x: torch.bitwise_right_shift(zeros(x).long() + 4096, column(x)) % 4096,
@@ -72,6 +75,7 @@ INNOCENT: dict[str, Told] = {
     "equality with a number of each record": lambda x: x.round() == torch.arange(6.0),
     "bits of each record": lambda x: torch.bitwise_right_shift(zeros(x).long() + 4096, ones(x).long()),
     "a table of conditions": lambda x: IS_EVEN[(x[:, 0].abs() * 10).long()],
+    "a function without a gradient": lambda x: (x // 0.5).sum(1) + torch.heaviside(x, torch.ones(6)).sum(1),
     "whole numbers of equal rows": lambda x: (ones(x) * 1.5).to(torch.int64),
 }
 

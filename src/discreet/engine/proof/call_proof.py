@@ -61,6 +61,7 @@ _SOURCE, _SEEDED = ValueSource(), torch.Generator().manual_seed(SEED).get_state(
 _SCALES: Final = (Pattern.MODERATE, Pattern.SPREAD)
 _GRADED: Final = (*_SCALES, Pattern.TINY, Pattern.BROKEN, Pattern.ZERO, Pattern.ONE)  # the first three for MANY
 _CONDITIONS: Final = (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE)  # random ones may all be false
+_UNDERIVED: Final = "derivative for aten::"  # how torch says that a function has no gradient
 _COUNTED: Final = (*_CONDITIONS, Pattern.TIES)
 
 
@@ -331,7 +332,12 @@ class CallProof:
             return [None] * len(wanted), pulls
         tensors, gradients = zip(*((tensor, pull.to(tensor.dtype)) for tensor, pull in pairs), strict=True)
         inputs = tuple(roots[i] for i in wanted)  # torch.autograd.grad imports sympy for this: half a second
-        return _run_backward(tensors, gradients, False, False, inputs, True, accumulate_grad=False), pulls
+        try:
+            return _run_backward(tensors, gradients, False, False, inputs, True, accumulate_grad=False), pulls
+        except RuntimeError as error:
+            if _UNDERIVED not in str(error):
+                raise
+            return None  # no gradient comes back through it in the run, either
 
     # -- values ----------------------------------------------------------------------------------------
 

@@ -27,12 +27,13 @@ class _Scaled(enum.Enum):
     OF_ONE_SIGN = 2
     OF_BOTH_SIGNS = 3
 
-    def of(self, row: Tensor) -> Tensor:
+    def of(self, row: Tensor, place: int) -> Tensor:
+        """In place of these values of one tensor; large ones differ by so much that their differences are large."""
         if not row.is_floating_point():
             return row
         if self is _Scaled.WHOLE:
             return (7 * row).round()
-        large = torch.full_like(row, torch.finfo(row.dtype).max / 20)
+        large = torch.full_like(row, torch.finfo(row.dtype).max / 12 / 2**place)
         return large if self is _Scaled.OF_ONE_SIGN else large.copysign(row)
 
 
@@ -70,7 +71,10 @@ def _outputs(
         steady = pattern if isinstance(pattern, Pattern) else Pattern.MODERATE
         pairs = [(leaf, proof.base(leaf, 1, steady)) for leaf in call.leaves]
         if isinstance(pattern, _Scaled):
-            pairs = [(leaf, pattern.of(row) if isinstance(leaf.place, RecordAxis) else row) for leaf, row in pairs]
+            pairs = [
+                (leaf, pattern.of(row, i) if isinstance(leaf.place, RecordAxis) else row)
+                for i, (leaf, row) in enumerate(pairs)
+            ]
         if is_true:
             pairs = [(leaf, torch.ones_like(row) if row.dtype == torch.bool else row) for leaf, row in pairs]
         runs = [proof.run([leaf.repeated(row, records) for leaf, row in pairs], records) for records in sizes]
