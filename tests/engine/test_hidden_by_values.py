@@ -44,6 +44,7 @@ HIDDEN: dict[str, Told] = {
     "place, by a table of conditions": lambda x: IS_EVEN[: len(x)].float(),
     "count, by a sum that is too large": lambda x: (2e37 * ones(x)).mean().isinf(),
     "count, by a sum of differences": lambda x: F.l1_loss(2e37 * ones(x), 0 * ones(x)).isinf(),
+    "count, by a sum of squares": lambda x: F.mse_loss(4e18 * ones(x), 0 * ones(x)).isinf(),
     "count, by the last digit of a mean": lambda x: 1e9 * ((0.1 * ones(x)).mean() - 0.1),
     "count, by a formula for many rows": lambda x: torch.cdist(1e4 * ones(x)[:, None], torch.ones(1, 1))[:, 0],
     "place, by equality": lambda x: zeros(x) == column(x) - 3.0,

@@ -25,7 +25,7 @@ from discreet.engine.proof.generic_values import BY_SIZE
 from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicRows, Ways
 from discreet.engine.proof.movement import agree
 from discreet.engine.proof.provable_call import FEW, MANY, ProvableCall, choices_of_numbers, first, switches_formula
-from discreet.engine.proof.small_sizes import named
+from discreet.engine.proof.small_sizes import MOVES, named
 from discreet.engine.proof.verdicts import Form, contents, fits, needs_the_very_size, unprovable, verdict_of_reading
 from discreet.engine.trace.capture import RecordAxis
 
@@ -38,6 +38,32 @@ _DRAWS: Final = _SIZED_DRAWS | named(
 """Functions that draw every entry by itself."""
 
 _SAMPLES: Final = named("multinomial")
+
+_CHOOSING: Final = (
+    BY_SIZE
+    | MOVES
+    | named(
+        *(
+            "amax",
+            "amin",
+            "aminmax",
+            "max",
+            "min",
+            "any",
+            "all",
+            "median",
+            "mode",
+            "sort",
+            "argsort",
+            "argmax",
+            "argmin",
+        ),
+        *("flip", "roll", "cat", "concat", "stack", "hstack", "vstack", "tile", "repeat_interleave", "index_select"),
+        *("gather", "take_along_dim", "tril", "triu", "diagonal", "nonzero", "setitem", "clone", "detach", "isin"),
+        *("movedim", "swapaxes", "masked_fill", "masked_select", "index_put", "tensor_split", "clamp"),
+    )
+)
+"""Functions that give entries as they are. What combines equal rows, such as a mean, depends on their number."""
 
 _Reading = tuple[
     frozenset[tuple[int, int]], frozenset[int]
@@ -151,7 +177,8 @@ class _RowProof:
             if places and self._call[0] in _SAMPLES:
                 continue  # without replacement, a number goes by the numbers that were drawn before it
             is_apart = bool(followed) and self._is_apart(other, followed)
-            if is_apart or ((followed or places) and self._are_equal(followed) and self._is_same(other)):
+            is_chosen = not followed or self._call[0] in _CHOOSING  # other results tell, by rounding, of how many rows
+            if is_apart or ((followed or places) and is_chosen and self._are_equal(followed) and self._is_same(other)):
                 self._proven.add((frozenset((i, axis.axis) for i, axis in followed.items()), places))
 
     def _is_apart(self, reading: Reading, followed: dict[int, RecordAxis]) -> bool:
