@@ -200,6 +200,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
             blame.check_losses(origin)
             require(self.table.is_memory_unchanged(), *blame.TAMPERED)
             self._surroundings.check()
+            self._surroundings.check_settings()
             self.generators.check(origin)
             self.programs.check(origin, self._records, tuple(self._declared), self.kind)
         self._pop()

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from discreet.core.check import refuse, require
 from discreet.core.secret_draws import default_generators
+from discreet.engine.kernel_settings import QUESTIONS, kernel_settings
 from discreet.engine.proof.blame import line_of_the_call, user_line
 from discreet.engine.proof.calls.expected import Usual
 from discreet.engine.proof.calls.judgement import WatchedCall
@@ -56,6 +57,7 @@ class Surroundings:
         self._thread = 0  # that took the batch
         self._seed = 0
         self._flushes: bool | None = None  # whether numbers below the normal ones count as 0
+        self._settings: tuple[Any, ...] = ()  # that choose kernels, at the first batch
         self.usual: Usual = ()  # around a call that nothing changes, and that `check` has no need to look at
 
     def check_alone(self) -> None:
@@ -75,7 +77,7 @@ class Surroundings:
         if count_function_modes() or count_dispatch_modes():
             self._look()
         if self._flushes is None:
-            self._flushes = _SMALLEST == 0
+            self._flushes, self._settings = _SMALLEST == 0, kernel_settings()
         self._seed = seed_of_torch()
         self.check()
         self._note_usual()
@@ -84,6 +86,15 @@ class Surroundings:
         """Refuse losses in another thread than the one that took the batch: modes belong to a thread."""
         is_here, remedy = get_ident() == self._thread, "call private.step in the thread that iterates"
         require(is_here, "private.step in the thread that took the batch", "another thread", remedy)
+
+    def check_settings(self) -> None:
+        """Before the backward pass: refuse other kernels than at the first batch, which a record may have chosen."""
+        require(
+            kernel_settings() == self._settings,
+            "the settings by which torch chooses kernels (torch.backends, set_num_threads) as at the first batch",
+            "other settings at private.step",
+            "set them once, before the loop, or inside a `with` block that ends before private.step",
+        )
 
     def _note_usual(self) -> None:
         self.usual = (
@@ -95,6 +106,7 @@ class Surroundings:
             (computes_gradients, (), True),
             (casts, (), False),
             (hooks_on_saved_tensors, (False,), None),
+            *((ask, args, answer) for (ask, args), answer in zip(QUESTIONS, self._settings, strict=True)),
         )
 
     @property
@@ -103,11 +115,13 @@ class Surroundings:
         return bool(self._flushes)
 
     @property
-    def modes(self) -> tuple[str, str] | None:
-        """Modes that change what is computed and that are compared; None for none."""
-        if computes_gradients() and not casts():
+    def modes(self) -> tuple[str, ...] | None:
+        """Modes and settings that change what is computed and that are compared; None if they are the usual ones."""
+        settings = kernel_settings()
+        others = () if settings == self._settings else (f"settings {settings}",)
+        if computes_gradients() and not casts() and not others:
             return None
-        return f"gradients {computes_gradients()}", autocast_in_words()
+        return f"gradients {computes_gradients()}", autocast_in_words(), *others
 
     def are_usual(self) -> bool:
         """Inside a watched call: whether nothing is there that changes it, or that `check` would look at."""

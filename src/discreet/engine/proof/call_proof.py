@@ -15,7 +15,6 @@ everything else is MIXED.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from discreet.engine.proof.generic_values import (
     separating,
 )
 from discreet.engine.proof.lineage import MIXED, PUBLIC
+from discreet.engine.proof.order_of_rows import rows_by_place
 from discreet.engine.proof.provable_call import (
     FEW,
     FEWER,
@@ -57,10 +57,12 @@ from discreet.engine.proof.provable_call import (
 )
 from discreet.engine.trace.capture import RecordAxis
 
-_SOURCE, _MOST_CHOICES, _SEEDED = ValueSource(), 32, torch.Generator().manual_seed(SEED).get_state()
+_SOURCE, _SEEDED = ValueSource(), torch.Generator().manual_seed(SEED).get_state()
 _SCALES: Final = (Pattern.MODERATE, Pattern.SPREAD)
 _GRADED: Final = (*_SCALES, Pattern.TINY, Pattern.BROKEN, Pattern.ZERO, Pattern.ONE)  # the first three for MANY
 _CONDITIONS: Final = (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE)  # random ones may all be false
+_UNDERIVED: Final = "derivative for aten::"  # how torch says that a function has no gradient
+_COUNTED: Final = (*_CONDITIONS, Pattern.TIES)
 
 
 def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict:
@@ -157,7 +159,7 @@ class CallProof:
         )
         rows: tuple[tuple[int, RecordAxis], ...] = ()
         for proof in self._with_moderate_numbers():
-            own = proof._rows(places, max(self.shapes))
+            own = rows_by_place(proof, places, max(self.shapes))
             if own is None:
                 return self._mixed("what it gives a record depends on the record's place in the batch")
             if not proof._same_for_every_count(places):
@@ -204,40 +206,11 @@ class CallProof:
             for one, old, new in zip(self.seen or (), self.shapes[records], run.outputs if run else (), strict=False):
                 one.sized_by_values |= old != new.shape
 
-    def _rows(self, places: Sequence[Place], records: int) -> tuple[tuple[int, RecordAxis], ...] | None:
-        """Public tensors whose rows must go with records that change places; None if records may not change places."""
-        leaves, at = self.call.leaves, records if len(self.shapes) == 1 else None
-        growing = [(i, leaf.growing(at)) for i, leaf in enumerate(leaves) if leaf.growing(at)]
-        base = [self.base(leaf, records, Pattern.MODERATE) for leaf in leaves]
-        before = None if self.draws else self.run(base, records)
-        if before is None:
-            return tuple((i, axes[0]) for i, axes in growing)
-        records_shifted = [
-            movement.shifted(one, leaf.place, records) if isinstance(leaf.place, RecordAxis) else one
-            for one, leaf in zip(base, leaves, strict=True)
-        ]
-        choices = itertools.product(*([None, *axes] for _, axes in growing))
-        for chosen in sorted(choices, key=lambda axes: sum(axis is not None for axis in axes))[:_MOST_CHOICES]:
-            rows = tuple((i, axis) for (i, _), axis in zip(growing, chosen, strict=True) if axis is not None)
-            values = list(records_shifted)
-            for i, axis in rows:
-                values[i] = movement.shifted(values[i], axis, records)
-            after = self.run(values, records)
-            if after is not None and all(
-                movement.agree(movement.shifted(old, place, records), new)
-                if isinstance(place, RecordAxis)
-                else movement.agree(old, new)
-                for old, new, place in zip(before.outputs, after.outputs, places, strict=True)
-                if old.shape == new.shape
-            ):
-                return rows
-        return None
-
     def _same_for_every_count(self, places: Sequence[Place]) -> bool:
         """Whether a record gets the same in a batch of few records and in one of many."""
         if self.draws or len(self.shapes) == 1:
             return True
-        trials = [(FEW, pattern) for pattern in _CONDITIONS] + [(few, Pattern.MODERATE) for few in FEWER]
+        trials = [(FEW, pattern) for pattern in _COUNTED] + [(few, Pattern.MODERATE) for few in FEWER]
         return all(self._same_for(few, pattern, places) for few, pattern in trials)
 
     def _same_for(self, few: int, pattern: Pattern, places: Sequence[Place]) -> bool:
@@ -353,9 +326,18 @@ class CallProof:
             return [None] * len(wanted), pulls
         tensors, gradients = zip(*((tensor, pull.to(tensor.dtype)) for tensor, pull in pairs), strict=True)
         inputs = tuple(roots[i] for i in wanted)  # torch.autograd.grad imports sympy for this: half a second
-        return _run_backward(tensors, gradients, False, False, inputs, True, accumulate_grad=False), pulls
+        try:
+            return _run_backward(tensors, gradients, False, False, inputs, True, accumulate_grad=False), pulls
+        except RuntimeError as error:
+            if _UNDERIVED not in str(error):
+                raise
+            return None  # no gradient comes back through it in the run, either
 
     # -- values ----------------------------------------------------------------------------------------
+
+    def few_values(self, leaf: Leaf, records: int) -> Tensor:
+        """Zeros and ones alone, which many entries share."""
+        return _SOURCE.drawn(leaf.like, leaf.shape(records), Pattern.ONE, Range(0, 1, unit=True))
 
     def base(self, leaf: Leaf, records: int, pattern: Pattern) -> Tensor:
         shape = leaf.shape(records)

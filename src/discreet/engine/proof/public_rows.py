@@ -20,11 +20,12 @@ from torch import Tensor
 
 from discreet.engine.proof.call_forms import Reading, provable
 from discreet.engine.proof.draws.read_draws import aligned_axis, with_draws
-from discreet.engine.proof.equal_rows import run_on_equal_rows
+from discreet.engine.proof.equal_rows import runs_on_equal_rows
+from discreet.engine.proof.generic_values import BY_SIZE
 from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicRows, Ways
 from discreet.engine.proof.movement import agree
-from discreet.engine.proof.provable_call import FEW, MANY, ProvableCall, choices_of_numbers, first
-from discreet.engine.proof.small_sizes import named
+from discreet.engine.proof.provable_call import FEW, MANY, ProvableCall, choices_of_numbers, first, switches_formula
+from discreet.engine.proof.small_sizes import MOVES, named
 from discreet.engine.proof.verdicts import Form, contents, fits, needs_the_very_size, unprovable, verdict_of_reading
 from discreet.engine.trace.capture import RecordAxis
 
@@ -37,6 +38,32 @@ _DRAWS: Final = _SIZED_DRAWS | named(
 """Functions that draw every entry by itself."""
 
 _SAMPLES: Final = named("multinomial")
+
+_CHOOSING: Final = (
+    BY_SIZE
+    | MOVES
+    | named(
+        *(
+            "amax",
+            "amin",
+            "aminmax",
+            "max",
+            "min",
+            "any",
+            "all",
+            "median",
+            "mode",
+            "sort",
+            "argsort",
+            "argmax",
+            "argmin",
+        ),
+        *("flip", "roll", "cat", "concat", "stack", "hstack", "vstack", "tile", "repeat_interleave", "index_select"),
+        *("gather", "take_along_dim", "tril", "triu", "diagonal", "nonzero", "setitem", "clone", "detach", "isin"),
+        *("movedim", "swapaxes", "masked_fill", "masked_select", "index_put", "tensor_split", "clamp"),
+    )
+)
+"""Functions that give entries as they are. What combines equal rows, such as a mean, depends on their number."""
 
 _Reading = tuple[
     frozenset[tuple[int, int]], frozenset[int]
@@ -150,7 +177,8 @@ class _RowProof:
             if places and self._call[0] in _SAMPLES:
                 continue  # without replacement, a number goes by the numbers that were drawn before it
             is_apart = bool(followed) and self._is_apart(other, followed)
-            if is_apart or ((followed or places) and self._are_equal(followed) and self._is_same(other)):
+            is_chosen = not followed or self._call[0] in _CHOOSING  # other results tell, by rounding, of how many rows
+            if is_apart or ((followed or places) and is_chosen and self._are_equal(followed) and self._is_same(other)):
                 self._proven.add((frozenset((i, axis.axis) for i, axis in followed.items()), places))
 
     def _is_apart(self, reading: Reading, followed: dict[int, RecordAxis]) -> bool:
@@ -174,39 +202,61 @@ class _RowProof:
     def _is_same(self, reading: Reading) -> bool:
         """Whether the call gives the same for few and for many records, on equal rows."""
         call = provable(*self._call, reading, exact=False)
-        found = self._axes_for_every_count(call, reading.records)
+        found = None if switches_formula(call) else self._draws_for_every_count(call, reading)
         if found is None:
             return False
         moderate = call.with_moderate_numbers()
-        if moderate is not None and _sizes_for_few(moderate) == _sizes_for_few(call):
-            shown = self._axes_for_every_count(moderate, reading.records)
-            if shown is None:
-                return False
-            found = [(many, axes) for (_, axes), (many, _) in zip(found, shown, strict=True)]
-        for i, (many, axes) in enumerate(found):
+        is_alike = moderate is not None and _sizes_for_few(moderate) == _sizes_for_few(call)
+        shown = self._draws_for_every_count(moderate, reading) if moderate is not None and is_alike else found
+        if shown is None:
+            return False
+        for i, (_, axes) in enumerate(found[0]):
             for axis in axes:
-                is_one_row = _is_one_row(axis.split(many, MANY), is_exact=not call.leaves)
+                rows = (axis.split(draw[i][0], MANY) for draw in shown)
+                is_one_row = all(_is_one_row(own, is_exact=not call.leaves) for own in rows)
                 (self._equal if is_one_row else self._placed)[i].add(axis)
                 self._ways[i].add((axis, ()))  # of no draw
         return True
 
-    def _axes_for_every_count(self, call: ProvableCall, records: int) -> list[tuple[Tensor, list[RecordAxis]]] | None:
-        """What the call gives for MANY, and the axes of rows; None if it depends on the number of records."""
-        runs = run_on_equal_rows(call, (FEW, MANY))
-        if runs is None or not len(runs[0]) == len(runs[1]) == len(self._made):
+    def _draws_for_every_count(
+        self, call: ProvableCall, reading: Reading
+    ) -> list[list[tuple[Tensor, list[RecordAxis]]]] | None:
+        """What the call gives for MANY, and the axes of rows, for each draw of values; None if it depends on the number
+        of records, or if it shows no row in any draw: it may look for values that were not drawn."""
+        runs = runs_on_equal_rows(call, (FEW, MANY))
+        if runs is None or not len(runs[0][0]) == len(runs[0][1]) == len(self._made):
             return None
+        shapes = _shapes(runs[0])
+        runs = [draw for draw in runs if _shapes(draw) == shapes]  # others have other sizes by their values
         found = []
-        for few, many, own in zip(*runs, self._made, strict=True):
-            axes = _axes_of(few, many, own, records, is_exact=not call.leaves)
-            if axes is None:
-                return None
-            found.append((many, axes))
+        for draw in runs:
+            of_draw = []
+            for few, many, own in zip(*draw, self._made, strict=True):
+                axes = _axes_of(few, many, own, reading.records, is_exact=not call.leaves)
+                if axes is None:
+                    return None
+                of_draw.append((many, axes))
+            found.append(of_draw)
+        has_rows = any(isinstance(leaf.place, RecordAxis) for leaf in call.leaves)
+        if has_rows and call.func not in BY_SIZE and _is_unmoved([many for _, many in runs]):
+            return None
         return found
 
 
+def _shapes(draw: list[list[Tensor]]) -> list[list[torch.Size]]:
+    return [[one.shape for one in made] for made in draw]
+
+
+def _is_unmoved(draws: list[list[Tensor]]) -> bool:
+    """Whether any tensor is the same in all draws."""
+    first = draws[0]
+    moved = [any(not torch.equal(one, other[i]) for other in draws) for i, one in enumerate(first)]
+    return not all(own or not one.numel() for own, one in zip(moved, first, strict=True))
+
+
 def _sizes_for_few(call: ProvableCall) -> list[torch.Size] | None:
-    runs = run_on_equal_rows(call, (FEW,))
-    return None if runs is None else [one.shape for one in runs[0]]
+    runs = runs_on_equal_rows(call, (FEW,))
+    return None if runs is None else [one.shape for one in runs[0][0]]
 
 
 def _axes_of(few: Tensor, many: Tensor, made: Tensor, records: int, *, is_exact: bool) -> list[RecordAxis] | None:
