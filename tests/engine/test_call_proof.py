@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from discreet.engine.proof import call_forms, verdicts
-from discreet.engine.proof.call_forms import Opaque, Reading, provable, provable_small
+from discreet.engine.proof import verdicts
 from discreet.engine.proof.call_proof import prove
+from discreet.engine.proof.forms import call_forms
+from discreet.engine.proof.forms.call_forms import Opaque, Reading, provable, provable_small
+from discreet.engine.proof.forms.small_sizes import MOVES, SIZE_FREE, smaller
 from discreet.engine.proof.generic_values import separating
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage, Origin
-from discreet.engine.proof.small_sizes import MOVES, SIZE_FREE, smaller
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.trace.capture import RecordAxis, tensors_in
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from discreet import Private
 from discreet.core.check import Refused
-from discreet.engine.proof.moderate_numbers import with_moderate_numbers
+from discreet.engine.proof.forms.moderate_numbers import with_moderate_numbers
 
 Signs = Callable[[Tensor], Tensor]
 UNEQUAL = 1000.0 ** -torch.arange(24.0, dtype=torch.float64)

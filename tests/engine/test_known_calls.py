@@ -24,12 +24,12 @@ from torch.utils.checkpoint import checkpoint
 
 import discreet
 from discreet.core.check import Refused
-from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.calls.expected import ExpectedCalls, InterpretedCalls
 from discreet.engine.proof.calls.judgement import WatchedCall, judged
 from discreet.engine.proof.calls.known_calls import KnownCall
+from discreet.engine.proof.forms.call_forms import Reading
+from discreet.engine.proof.forms.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.lineage import PublicRows
-from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.verdicts import SIZED, settings_for
 from discreet.engine.proof.watched_functions import is_quiet
 from discreet.engine.record_watch import RecordWatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from discreet.engine.proof.call_forms import Reading, provable
+from discreet.engine.proof.forms.call_forms import Reading, provable
 from discreet.engine.proof.lineage import Origin
 from discreet.engine.proof.movement import put, stays
 from discreet.engine.trace.capture import RecordAxis

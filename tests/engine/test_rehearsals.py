@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 
 import discreet
 from discreet.core.check import Refused
-from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.forms.call_forms import Reading
 from discreet.engine.proof.lineage import SOLE, Origin
 from discreet.engine.proof.program import ProgramComparison
 from discreet.engine.trace.capture import RecordAxis

@@ -26,8 +26,8 @@ from torch.autograd.function import BackwardCFunction
 from discreet.core.check import refuse, require
 from discreet.engine.proof.blame import TAMPERED, here, user_line
 from discreet.engine.proof.draws.read_draws import given_as_rows
+from discreet.engine.proof.forms.provable_call import tensors_of_result
 from discreet.engine.proof.lineage import CUSTOM_GRAPH, MIXED, PUBLIC, Blame, Lineage, Origin, values_of
-from discreet.engine.proof.provable_call import tensors_of_result
 from discreet.engine.trace.capture import RecordAxis
 
 Resume = Callable[[], AbstractContextManager[None]]

@@ -30,16 +30,16 @@ from discreet.core.check import require
 from discreet.engine.custom_backward import CustomBackwards, check_caller, unwatch_nodes, watch_nodes
 from discreet.engine.dataset.held_tensors import KnownMemory, changed_tensors, tensors_held_by
 from discreet.engine.proof import blame
-from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.calls.expected import ExpectedCalls
 from discreet.engine.proof.calls.judgement import WatchedCall, is_new_to_memo, judged, slice_written
 from discreet.engine.proof.calls.known_calls import Draws, KnownCall, KnownCalls
 from discreet.engine.proof.declared import DECLARED
 from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted, refuse_uncounted
+from discreet.engine.proof.forms.call_forms import Reading
+from discreet.engine.proof.forms.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, live_tensors, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import BatchKind, KnownPrograms
-from discreet.engine.proof.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.verdicts import SIZED, settings_for
 from discreet.engine.proof.watched_functions import RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
 from discreet.engine.recorder import Recorder

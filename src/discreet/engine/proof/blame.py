@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from discreet.core.check import refuse, require
+from discreet.engine.proof.forms.provable_call import CallVerdict
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Blame, Origin
-from discreet.engine.proof.provable_call import CallVerdict
 from discreet.engine.proof.verdicts import readable
 from discreet.engine.trace.capture import RecordAxis, name_of
 

@@ -26,20 +26,7 @@ from torch.autograd.graph import _engine_run_backward as _run_backward
 
 from discreet.core.secret_draws import seed_default_generators
 from discreet.engine.proof import movement
-from discreet.engine.proof.generic_values import (
-    BY_SIZE,
-    SEED,
-    STAND_INS,
-    Pattern,
-    Range,
-    ValueSource,
-    alternating,
-    ranges,
-    separating,
-)
-from discreet.engine.proof.lineage import MIXED, PUBLIC
-from discreet.engine.proof.order_of_rows import rows_by_place
-from discreet.engine.proof.provable_call import (
+from discreet.engine.proof.forms.provable_call import (
     FEW,
     FEWER,
     MANY,
@@ -55,6 +42,19 @@ from discreet.engine.proof.provable_call import (
     switches_formula,
     tensors_of_result,
 )
+from discreet.engine.proof.generic_values import (
+    BY_SIZE,
+    SEED,
+    STAND_INS,
+    Pattern,
+    Range,
+    ValueSource,
+    alternating,
+    ranges,
+    separating,
+)
+from discreet.engine.proof.lineage import MIXED, PUBLIC
+from discreet.engine.proof.order_of_rows import rows_by_place
 from discreet.engine.trace.capture import RecordAxis
 
 _SOURCE, _SEEDED = ValueSource(), torch.Generator().manual_seed(SEED).get_state()

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from discreet.engine.proof.call_proof import CallProof
+from discreet.engine.proof.forms.provable_call import ProvableCall, apart_from_the_run
 from discreet.engine.proof.generic_values import Pattern, Range, ranges
-from discreet.engine.proof.provable_call import ProvableCall, apart_from_the_run
 from discreet.engine.trace.capture import RecordAxis
 
 

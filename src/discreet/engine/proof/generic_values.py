@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet.engine.proof.small_sizes import named
+from discreet.engine.proof.forms.small_sizes import named
 from discreet.engine.trace.settings import ELEMENTWISE
 
 SEED: Final = 20_021

@@ -34,9 +34,9 @@ from discreet.engine.proof.blame import (
     refuse_trained,
     refuse_writing,
 )
-from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.declared import DECLARED
 from discreet.engine.proof.draws.shared_draws import drawn_in
+from discreet.engine.proof.forms.call_forms import Reading
 from discreet.engine.proof.lineage import (
     MIXED,
     PUBLIC,

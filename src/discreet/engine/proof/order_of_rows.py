@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
 
+from discreet.engine.proof.forms.provable_call import Place
 from discreet.engine.proof.generic_values import Pattern
 from discreet.engine.proof.movement import agree, shifted
-from discreet.engine.proof.provable_call import Place
 from discreet.engine.trace.capture import RecordAxis
 
 if TYPE_CHECKING:

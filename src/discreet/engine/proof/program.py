@@ -23,9 +23,9 @@ from torch import Tensor
 
 from discreet.core.check import refuse
 from discreet.engine.proof.draws.layouts import Layout
+from discreet.engine.proof.forms.small_sizes import named
 from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, PUBLIC, Origin
 from discreet.engine.proof.program_digest import digest_of
-from discreet.engine.proof.small_sizes import named
 from discreet.engine.proof.verdicts import readable
 from discreet.engine.trace.settings import ELEMENTWISE
 

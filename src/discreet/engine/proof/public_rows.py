@@ -18,14 +18,21 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.call_forms import Reading, provable
 from discreet.engine.proof.draws.read_draws import aligned_axis, with_draws
 from discreet.engine.proof.equal_rows import runs_on_equal_rows
+from discreet.engine.proof.forms.call_forms import Reading, provable
+from discreet.engine.proof.forms.provable_call import (
+    FEW,
+    MANY,
+    ProvableCall,
+    choices_of_numbers,
+    first,
+    switches_formula,
+)
+from discreet.engine.proof.forms.small_sizes import MOVES, named
 from discreet.engine.proof.generic_values import BY_SIZE
 from discreet.engine.proof.lineage import PUBLIC, UNPROVEN_ROWS, Origin, PublicRows, Ways
 from discreet.engine.proof.movement import agree
-from discreet.engine.proof.provable_call import FEW, MANY, ProvableCall, choices_of_numbers, first, switches_formula
-from discreet.engine.proof.small_sizes import MOVES, named
 from discreet.engine.proof.verdicts import Form, contents, fits, needs_the_very_size, unprovable, verdict_of_reading
 from discreet.engine.trace.capture import RecordAxis
 

@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.peak_memory import give_back
-from discreet.engine.proof.call_forms import TENSORS, Opaque, Reading, provable, provable_small, without_values
 from discreet.engine.proof.call_proof import prove
-from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin, PublicRows
-from discreet.engine.proof.provable_call import (
+from discreet.engine.proof.forms.call_forms import TENSORS, Opaque, Reading, provable, provable_small, without_values
+from discreet.engine.proof.forms.provable_call import (
     ALL_FOLLOW,
     FEW,
     MANY,
@@ -30,7 +29,8 @@ from discreet.engine.proof.provable_call import (
     choices_of_numbers,
     factor_of,
 )
-from discreet.engine.proof.small_sizes import named
+from discreet.engine.proof.forms.small_sizes import named
+from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin, PublicRows
 from discreet.engine.trace.capture import RecordAxis, bare_name, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
 

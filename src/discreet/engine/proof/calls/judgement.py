@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from discreet.engine.proof.blame import BY_PLACE, UNINITIALISED, UNKNOWN, blame_for, here, is_uninitialised
-from discreet.engine.proof.call_forms import Reading
 from discreet.engine.proof.draws.read_draws import draws_used
+from discreet.engine.proof.forms.call_forms import Reading
+from discreet.engine.proof.forms.provable_call import ALL_FOLLOW, Numbers, Place
 from discreet.engine.proof.lineage import (
     MIXED,
     PUBLIC,
@@ -22,7 +23,6 @@ from discreet.engine.proof.lineage import (
     storage_of,
     versions_of,
 )
-from discreet.engine.proof.provable_call import ALL_FOLLOW, Numbers, Place
 from discreet.engine.proof.public_rows import is_rows, public_rows, rows_of_memory
 from discreet.engine.proof.verdicts import (
     READS_MEMORY,

@@ -35,8 +35,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from discreet.engine.proof.call_forms import PLAIN, Reading
 from discreet.engine.proof.calls.judgement import WatchedCall
+from discreet.engine.proof.forms.call_forms import PLAIN, Reading
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin, has_memory
 from discreet.engine.proof.verdicts import SIZED, contents, fits
 from discreet.engine.proof.watched_functions import FILLS, RECURRENT, SPECIAL, changes_graph

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from discreet.engine.proof.call_forms import Reading
+from discreet.engine.proof.forms.call_forms import Reading
+from discreet.engine.proof.forms.provable_call import Place, factor_of
 from discreet.engine.proof.lineage import MIXED, SOLE
-from discreet.engine.proof.provable_call import Place, factor_of
 from discreet.engine.trace.capture import RecordAxis
 
 

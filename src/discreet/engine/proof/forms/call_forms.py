@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.engine.proof.bound_arguments import SmallCall
 from discreet.engine.proof.declared import DECLARED, DeclaredFloat, DeclaredInt
+from discreet.engine.proof.forms.bound_arguments import SmallCall
+from discreet.engine.proof.forms.moderate_numbers import with_moderate_numbers
+from discreet.engine.proof.forms.provable_call import ALL_FOLLOW, Leaf, Numbers, ProvableCall, factor_of
+from discreet.engine.proof.forms.rebuilt_arguments import RebuiltArguments
+from discreet.engine.proof.forms.small_sizes import MOVES, smaller
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Origin
-from discreet.engine.proof.moderate_numbers import with_moderate_numbers
-from discreet.engine.proof.provable_call import ALL_FOLLOW, Leaf, Numbers, ProvableCall, factor_of
-from discreet.engine.proof.rebuilt_arguments import RebuiltArguments
-from discreet.engine.proof.small_sizes import MOVES, smaller
 from discreet.engine.trace.capture import RecordAxis
 from discreet.engine.trace.settings import ELEMENTWISE
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.bound_arguments import SmallCall
-from discreet.engine.proof.moderate_numbers import MOST_WHOLE
-from discreet.engine.proof.provable_call import Numbers, factor_of
+from discreet.engine.proof.forms.bound_arguments import SmallCall
+from discreet.engine.proof.forms.moderate_numbers import MOST_WHOLE
+from discreet.engine.proof.forms.provable_call import Numbers, factor_of
 
 
 @final

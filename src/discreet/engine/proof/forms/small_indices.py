@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.bound_arguments import SHARED, BoundArguments, Sizes, SmallCall, whole
+from discreet.engine.proof.forms.bound_arguments import SHARED, BoundArguments, Sizes, SmallCall, whole
 
 
 def smaller_index(call: BoundArguments) -> SmallCall:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from discreet.engine.proof.bound_arguments import SHARED, BoundArguments, Sizes, SmallCall, capped, whole
-from discreet.engine.proof.small_indices import smaller_index
+from discreet.engine.proof.forms.bound_arguments import SHARED, BoundArguments, Sizes, SmallCall, capped, whole
+from discreet.engine.proof.forms.small_indices import smaller_index
 from discreet.engine.trace.settings import ELEMENTWISE
 
 _EACH: Final = 2  # channels in each of at most as many groups
