@@ -57,7 +57,7 @@ from discreet.engine.proof.lineage import MIXED, PUBLIC
 from discreet.engine.proof.order_of_rows import rows_by_place
 from discreet.engine.trace.capture import RecordAxis
 
-_SOURCE, _SEEDED = ValueSource(), torch.Generator().manual_seed(SEED).get_state()
+SOURCE, _SEEDED = ValueSource(), torch.Generator().manual_seed(SEED).get_state()
 _SCALES: Final = (Pattern.MODERATE, Pattern.SPREAD)
 _GRADED: Final = (*_SCALES, Pattern.TINY, Pattern.BROKEN, Pattern.ZERO, Pattern.ONE)  # the first three for MANY
 _CONDITIONS: Final = (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE)  # random ones may all be false
@@ -69,6 +69,7 @@ def prove(call: ProvableCall, sizes: Sequence[int] = (FEW, MANY)) -> CallVerdict
     """The verdict on one call; raises `UnprovableError` if no generic values fit it."""
     whole = [size for leaf in call.leaves for size in leaf.sizes if type(size) is int]
     why = "it takes none of the values that were tried"
+    SOURCE.restart()
     for within in ranges(whole, call.special, call.func):
         try:
             with apart_from_the_run():
@@ -309,10 +310,10 @@ class CallProof:
         free, usual = Range(-(2**20), 2**20), pattern if pattern is Pattern.SPREAD else Pattern.MODERATE
         if pulls is None or half is None:
             # Copies, as products round differently where memory is not aligned.
-            pulls = [_SOURCE.drawn(tensor.detach(), tensor.shape, usual, free).clone() for tensor in run.outputs]
+            pulls = [SOURCE.drawn(tensor.detach(), tensor.shape, usual, free).clone() for tensor in run.outputs]
         else:
             pulls = [
-                movement.put(pull, _SOURCE.drawn(pull, pull.shape, usual, free), place, half)
+                movement.put(pull, SOURCE.drawn(pull, pull.shape, usual, free), place, half)
                 if isinstance(place, RecordAxis)
                 else pull
                 for pull, place in zip(pulls, places, strict=True)
@@ -337,7 +338,7 @@ class CallProof:
 
     def few_values(self, leaf: Leaf, records: int) -> Tensor:
         """Zeros and ones alone, which many entries share."""
-        return _SOURCE.drawn(leaf.like, leaf.shape(records), Pattern.ONE, Range(0, 1, unit=True))
+        return SOURCE.drawn(leaf.like, leaf.shape(records), Pattern.ONE, Range(0, 1, unit=True))
 
     def base(self, leaf: Leaf, records: int, pattern: Pattern) -> Tensor:
         shape = leaf.shape(records)
@@ -347,15 +348,15 @@ class CallProof:
             if leaf.values is not None:
                 return leaf.values
             steady = pattern if pattern in (Pattern.SPREAD, Pattern.TIES) else Pattern.MODERATE
-            return _SOURCE.drawn(leaf.like, shape, steady, self.within)
-        return _SOURCE.base(leaf.like, shape, pattern, self.within)
+            return SOURCE.drawn(leaf.like, shape, steady, self.within)
+        return SOURCE.base(leaf.like, shape, pattern, self.within)
 
     def _replaced(self, base: Sequence[Tensor], half: Tensor, records: int, pattern: Pattern) -> list[Tensor]:
         values = []
         for leaf, value in zip(self.call.leaves, base, strict=True):
             if isinstance(leaf.place, RecordAxis):
                 value = movement.put(
-                    value, _SOURCE.drawn(leaf.like, value.shape, pattern, self.within), leaf.place, half
+                    value, SOURCE.drawn(leaf.like, value.shape, pattern, self.within), leaf.place, half
                 )
             values.append(value)
         return values

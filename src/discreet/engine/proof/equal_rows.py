@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.call_proof import CallProof
+from discreet.engine.proof.call_proof import SOURCE, CallProof
 from discreet.engine.proof.forms.provable_call import ProvableCall, apart_from_the_run
 from discreet.engine.proof.generic_values import Pattern, Range, ranges
 from discreet.engine.trace.capture import RecordAxis
@@ -52,6 +52,7 @@ def runs_on_equal_rows(call: ProvableCall, sizes: Sequence[int]) -> list[list[li
     tensors is run once.
     """
     whole = [size for leaf in call.leaves for size in leaf.sizes if type(size) is int]
+    SOURCE.restart()
     for within in ranges(whole, call.special, call.func):
         first = _outputs(call, sizes, within, Pattern.MODERATE, is_true=True)
         if first is not None and call.leaves:

@@ -84,6 +84,10 @@ class ValueSource:
         self._plain |= {Pattern.SPREAD: self._single[id(self._spread)], Pattern.BROKEN: self._single[id(self._broken)]}
         self._at = 0
 
+    def restart(self) -> None:
+        """Give the same values again, so that a verdict does not depend on the calls that were proven before."""
+        self._at = 0
+
     def base(self, like: Tensor, shape: Sequence[int], pattern: Pattern, within: Range) -> Tensor:
         """Values before any record is replaced."""
         if pattern is Pattern.ZERO:
