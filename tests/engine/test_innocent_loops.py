@@ -148,7 +148,7 @@ FORMS = [
 
 @pytest.mark.parametrize("run", FORMS, ids=lambda run: run.__name__)
 def test_forms_of_forward_are_accepted(run: Callable[..., Tensor]) -> None:
-    train(classifier(run), fixed=False, steps=3)
+    assert train(classifier(run), fixed=False, steps=3).updates == 3
 
 
 # Loops ----------------------------------------------------------------------------------------------------

@@ -13,26 +13,18 @@ from typing import Any, Final
 
 import torch
 
-_NAMES: Final = (
-    *("mkldnn_enabled", "mkldnn_deterministic", "nnpack_enabled", "float32_matmul_precision"),
-    *(
-        "deterministic_algorithms",
-        "flash_sdp_enabled",
-        "math_sdp_enabled",
-        "cpu_allow_fp16_reduced_precision_reduction",
-    ),
-)
+_NAMES: Final = "mkldnn_enabled mkldnn_deterministic nnpack_enabled float32_matmul_precision deterministic_algorithms"
+_OF_ATTENTION: Final = "flash_sdp_enabled math_sdp_enabled cpu_allow_fp16_reduced_precision_reduction"
 _OF_GPUS: Final = (
-    *("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "mem_efficient_sdp_enabled", "cudnn_sdp_enabled"),
-    *("cublas_allow_fp16_reduced_precision_reduction", "cublas_allow_bf16_reduced_precision_reduction"),
+    "cudnn_enabled cudnn_benchmark cudnn_deterministic mem_efficient_sdp_enabled cudnn_sdp_enabled "
+    "cublas_allow_fp16_reduced_precision_reduction cublas_allow_bf16_reduced_precision_reduction"
 )
-Question = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-def _questions() -> tuple[Question, ...]:
-    names = _NAMES + (_OF_GPUS if torch.cuda.is_available() else ())
+def _questions() -> tuple[Callable[[], Any], ...]:
+    names = f"{_NAMES} {_OF_ATTENTION} {_OF_GPUS if torch.cuda.is_available() else ''}".split()
     known = [getattr(torch._C, f"_get_{name}") for name in names if f"_get_{name}" in dir(torch._C)]
-    return (torch.get_num_threads, ()), *((ask, ()) for ask in known)  # releases of torch have others
+    return torch.get_num_threads, *known  # releases of torch have others
 
 
 QUESTIONS: Final = _questions()
@@ -40,4 +32,4 @@ QUESTIONS: Final = _questions()
 
 def kernel_settings() -> tuple[Any, ...]:
     """The answers, in order."""
-    return tuple([ask(*args) for ask, args in QUESTIONS])
+    return tuple([ask() for ask in QUESTIONS])

@@ -78,8 +78,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         private  what holds records before the first batch, such as the data
         """
         self.close()
-        self._surroundings.open()
-        self.usual, self.flushes = self._surroundings.usual, self._surroundings.flushes
+        self.usual, self.flushes = self._surroundings.open()
         self.generators.open(looks_for_shared=kind is not BatchKind.REHEARSED and records > 1)
         self._records, self.kind, self._declared, self._numbers = records, kind, [], []
         self.take_stock([private, *(tensor for tensor, _ in places)])
@@ -199,8 +198,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
                 origin = Origin(MIXED, 0, blame=blame.CHANGED)
             blame.check_losses(origin)
             require(self.table.is_memory_unchanged(), *blame.TAMPERED)
-            self._surroundings.check()
-            self._surroundings.check_settings()
+            self._surroundings.check_end()
             self.generators.check(origin)
             self.programs.check(origin, self._records, tuple(self._declared), self.kind)
         self._pop()

@@ -71,8 +71,11 @@ class Surroundings:
                 "other; close() the iterator of a run that is left",
             )
 
-    def open(self) -> None:
-        """A batch is about to be given; the watch is not on yet."""
+    def open(self) -> tuple[Usual, bool]:
+        """A batch is about to be given; the watch is not on yet.
+
+        Returns what is usual around a call, and whether numbers below the normal ones count as 0.
+        """
         self._below, self._thread = 0, get_ident()
         if count_function_modes() or count_dispatch_modes():
             self._look()
@@ -81,14 +84,16 @@ class Surroundings:
         self._seed = seed_of_torch()
         self.check()
         self._note_usual()
+        return self.usual, self._flushes
 
     def check_thread(self) -> None:
         """Refuse losses in another thread than the one that took the batch: modes belong to a thread."""
         is_here, remedy = get_ident() == self._thread, "call private.step in the thread that iterates"
         require(is_here, "private.step in the thread that took the batch", "another thread", remedy)
 
-    def check_settings(self) -> None:
-        """Before the backward pass: refuse other kernels than at the first batch, which a record may have chosen."""
+    def check_end(self) -> None:
+        """Before the backward pass: refuse other kernels, too, which a record may have chosen."""
+        self.check()
         require(
             kernel_settings() == self._settings,
             "the settings by which torch chooses kernels (torch.backends, set_num_threads) as at the first batch",
@@ -106,13 +111,8 @@ class Surroundings:
             (computes_gradients, (), True),
             (casts, (), False),
             (hooks_on_saved_tensors, (False,), None),
-            *((ask, args, answer) for (ask, args), answer in zip(QUESTIONS, self._settings, strict=True)),
+            *((ask, (), answer) for ask, answer in zip(QUESTIONS, self._settings, strict=True)),
         )
-
-    @property
-    def flushes(self) -> bool:
-        """Whether numbers below the normal ones count as 0, from the first batch on."""
-        return bool(self._flushes)
 
     @property
     def modes(self) -> tuple[str, ...] | None:
