@@ -68,6 +68,54 @@ def test_calls_that_come_again_need_no_python(watch: RecordWatch, given_to_pytho
 
 
 @compiled
+def test_draws_and_writes_that_come_again_need_no_python(watch: RecordWatch, given_to_python: list[Any]) -> None:
+    chain = (lambda h: F.dropout(h, 0.5), lambda h: h.mul_(2.0), torch.rand_like, torch.relu_)
+    for _ in range(2):
+        batch(watch, *chain)
+    given_to_python.clear()
+    batch(watch, *chain)
+    assert given_to_python == []
+
+
+def test_other_draws_before_an_expected_one_show(watch: RecordWatch) -> None:
+    def drawn(*calls: Any) -> int:
+        return watch.table.find(batch(watch, *calls, lambda h: F.dropout(h, 0.5))).digest
+
+    usual = [drawn() for _ in range(3)]
+    assert drawn(lambda h: (torch.rand(6), h)[1]) != usual[0]
+    assert usual == [drawn()] * 3
+
+
+@pytest.mark.parametrize("strides", [(6, 1), (1, 12)])
+def test_an_expected_draw_looks_at_strides(watch: RecordWatch, strides: tuple[int, int]) -> None:
+    def drawn(h: Tensor) -> Tensor:
+        return torch.rand_like(torch.empty_strided(h.shape, own).copy_(h))
+
+    own, digests = (6, 1), []
+    for stride in [(6, 1), (6, 1), (6, 1), strides]:
+        own = stride
+        digests.append(watch.table.find(batch(watch, drawn)).digest)
+    assert digests[:3] == [digests[0]] * 3
+    assert (digests[3] == digests[0]) == (strides == (6, 1))
+
+
+def test_an_expected_write_moves_the_other_views(watch: RecordWatch) -> None:
+    def through_a_view(h: Tensor) -> Tensor:
+        whole = h.clone()
+        whole[:, :2].mul_(3.0)
+        return whole
+
+    def through_another(h: Tensor) -> Tensor:
+        whole = h.clone()
+        whole[:, 2:4].mul_(3.0)
+        return whole
+
+    digests = [watch.table.find(batch(watch, through_a_view)).digest for _ in range(4)]
+    assert digests == [digests[0]] * 4
+    assert watch.table.find(batch(watch, through_another)).digest != digests[0]
+
+
+@compiled
 def test_ctrl_c_in_a_look_up_is_not_lost(watch: RecordWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     def writes(h: Tensor) -> Tensor:
         return h.clone().mul_(2)  # from here on tensors are looked up in Python

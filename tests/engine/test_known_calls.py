@@ -400,10 +400,10 @@ def compared(handler: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         call = WatchedCall(func, args, kwargs, reading, (func, read, self._surroundings.modes))
         assert self.calls.find(call) is known
         assert [id(one) for one in reading.tensors] == [id(one) for one in tensors]
-        was_judged[0], started = False, self.table.clock
+        was_judged[0], last[0], started = False, (), self.table.clock
         result = run() if run is not None else expected(self, known, func, args, kwargs, tensors)
         if not was_judged[0] and self.table.clock == started + 1:
-            compare(self, call, tensors_of_result(result), ())
+            compare(self, call, tensors_of_result(result), last[0])
         return result
 
     def compare_noted(self: RecordWatch, call: WatchedCall, known: KnownCall, result: Any, states: Any = None) -> None:

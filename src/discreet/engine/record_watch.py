@@ -270,6 +270,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         """A call that was judged before, on tensors that were made alike (known_calls.py says why that is enough)."""
         table = self.table
         versions, started = versions_of(tensors), table.clock
+        states = None if known.after is None else self.states()
         self.calls.last = known
         try:
             if self.forward is None or self.recorder is None:
@@ -281,17 +282,22 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
             raise
         if table.clock != started:
             return result  # taken apart into calls that were watched
-        origin, size, dtype = known.one or (None, None, None)
-        is_one = type(result) is Tensor and result.shape == size and result.dtype is dtype
-        if is_one and origin is not None and versions_of(tensors) == versions:
-            table.put_again(result, origin, tensors)
+        if known.gave(result) and versions_of(tensors) == versions:
+            table.put_again(result, known.origins[0], tensors)
         else:
-            self.note(known, func, args, kwargs, versions, result)
+            self.note(known, args, kwargs, tensors, versions, states, result)
         return result
 
-    def note(self, known: KnownCall, func: Any, args: Any, kwargs: Any, versions: list[int], result: Any) -> None:
-        """An expected call made several tensors, wrote to one, or made something else than before."""
-        self._note_or_judge(known.called_again(func, args, kwargs, self._records, versions), known, result)
+    def states(self) -> Any:
+        """The states of the generators before a call that may draw."""
+        return self.generators.before(())
+
+    def note(
+        self, known: KnownCall, args: Any, kwargs: Any, tensors: list[Tensor], versions: Any, states: Any, result: Any
+    ) -> None:
+        """An expected call drew, made several tensors, wrote to one, or made something else than before."""
+        call = known.called_again(args, kwargs, self._records, tensors, versions)
+        self._note_or_judge(call, known, result, states)
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Any other call."""
@@ -309,7 +315,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
 
     def _again(self, call: WatchedCall, known: KnownCall) -> Any:
         """The same for a call that was not expected, or that draws or writes."""
-        states, started = None if known.after is None else self.generators.before(()), self.table.clock
+        states, started = None if known.after is None else self.states(), self.table.clock
         result = self._run(call.func, call.args, call.kwargs)
         if self.table.clock == started:
             self._note_or_judge(call, known, result, states)
@@ -317,10 +323,14 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
 
     def _note_or_judge(self, call: WatchedCall, known: KnownCall, result: Any, states: Any = None) -> None:
         """Note what a known call made and wrote to; judge it again if that is not what was judged."""
+        draws = () if states is None else self.generators.read(states, call)
+        found, tensors = known.after_draws(draws), call.reading.tensors
+        if found is not None and found.gave(result) and versions_of(tensors) == call.versions:
+            self.generators.note(draws, found.origins)
+            self.table.put_again(result, found.origins[0], tensors)
+            return
         made = [result] if type(result) is Tensor else tensors_of_result(result)
         written = call.written(made)
-        draws = () if states is None else self.generators.read(states, call)
-        found = known.after_draws(draws)
         if found is None or not found.made(made, written):
             call.form.draws = call.form.draws or bool(draws)
             self._judge(call, made, written, draws)

@@ -23,7 +23,7 @@ from discreet.engine.kernel_settings import QUESTIONS, kernel_settings
 from discreet.engine.proof.blame import line_of_the_call, user_line
 from discreet.engine.proof.calls.expected import Usual
 from discreet.engine.proof.calls.judgement import WatchedCall
-from discreet.engine.proof.draws.layouts import UNKNOWN_LAYOUT, Layout, layouts_of
+from discreet.engine.proof.draws.layouts import UNKNOWN_LAYOUT, Strides, layouts_of, strides_of
 from discreet.engine.proof.draws.read_draws import drawn_by, joined
 from discreet.engine.proof.draws.shared_draws import shared_draw
 from discreet.engine.proof.draws.states import StateDigests
@@ -195,7 +195,7 @@ class Generators:
     def __init__(self) -> None:
         self._digests = StateDigests()
         self._begins: dict[int, Origin] = {}  # of the states at the start of a batch
-        self._left: dict[tuple[Origin, Any, tuple[Layout, ...]], Origin] = {}  # of states that known calls leave
+        self._left: dict[tuple[Origin, Any, Strides], Origin] = {}  # of states that known calls leave
         self._starts: list[tuple[torch.Generator, Tensor]] = []  # states at the start of a batch without a draw so far
         self._origins: dict[tuple[int, int], Origin] = {}
         self._readers: dict[int, set[int]] = {}  # by the digest of a state: those of the draws from it
@@ -222,21 +222,26 @@ class Generators:
 
     def before(self, given: Sequence[torch.Generator]) -> States:
         """The states that a call can read: of torch's generators. Those of the user's are refused."""
-        for generator, start in self._starts:
-            if id(generator) not in self._begins:
-                self._begins[id(generator)] = Origin(MIXED, hash(("generator", str(generator.device))))
-                self._begins[id(generator)].is_kept = True
-            self._origins[id(generator), self._digests.of(start)] = self._begins[id(generator)]
-        self._starts = []
+        if self._starts:
+            self._note_starts()
         own = default_generators()
         for generator in given:
             if not any(generator is one for one in own):
                 _refuse_own_generator()
         return [(generator, self._digests.of(generator.get_state())) for generator in given or own]
 
+    def _note_starts(self) -> None:
+        """The origins of the states at the start of a batch, once a call may draw."""
+        for generator, start in self._starts:
+            if id(generator) not in self._begins:
+                self._begins[id(generator)] = Origin(MIXED, hash(("generator", str(generator.device))))
+                self._begins[id(generator)].is_kept = True
+            self._origins[id(generator), self._digests.of(start)] = self._begins[id(generator)]
+        self._starts = []
+
     def read(self, before: States, call: WatchedCall) -> tuple[Origin, ...]:
         """The origins of the draws that a call has made: of the states that it left, if generators moved."""
-        found, layouts = [], None
+        found = []
         for generator, start in before:
             end = self._digests.of(generator.get_state())
             if end == start:
@@ -247,19 +252,22 @@ class Generators:
             is_ahead = not self._results  # checkpointed regions draw again afterwards
             self._is_set_back |= is_ahead and start != self._last.get(id(generator), start)
             self._last[id(generator)] = end
-            layouts = layouts_of(call.reading) if layouts is None else layouts
-            drawn = self._origins[id(generator), end] = self._drawn(origin, call, layouts)
+            drawn = self._origins[id(generator), end] = self._drawn(origin, call)
             readers = self._readers.setdefault(origin.digest, set())
             readers.add(drawn.digest)
             self._is_repeated |= len(readers) > 1
             found.append(drawn)
         return tuple(found)
 
-    def _drawn(self, state: Origin, call: WatchedCall, layouts: tuple[Layout, ...]) -> Origin:
-        """The state that a call leaves of another one: one origin for all calls that are made alike."""
-        key = state, call.key, layouts
+    def _drawn(self, state: Origin, call: WatchedCall) -> Origin:
+        """The state that a call leaves of another one: one origin for all calls that are made alike.
+
+        The key of a call fixes the sizes of its tensors, so with their strides it fixes their layouts.
+        """
+        key = state, call.key, strides_of(call.reading.tensors)
         known = self._left.get(key)
         if known is None:
+            layouts = layouts_of(call.reading)
             made = hash((state.digest, call.form.digest, layouts)), call.func, (call.description, layouts), (state,)
             known = Origin(MIXED, *made, where=line_of_the_call(), output=GENERATOR_STATE)
             if state.is_kept and call.comes_again:

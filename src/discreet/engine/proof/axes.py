@@ -126,6 +126,8 @@ def _close(first: Tensor, second: Tensor) -> bool:
 
 def overlaps(tensor: Tensor) -> bool:
     """Whether several entries of a tensor share one address, as with `expand` and `unfold`; if in doubt, yes."""
+    if tensor.is_contiguous():
+        return False
     reach = 0
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and step <= reach:

@@ -108,6 +108,8 @@ class DeclaredValues:
 
     def owns_memory(self, storage: int) -> bool:
         """Whether a memory belongs to a declared tensor."""
+        if not self._tensors and not self._modules:
+            return False
         tensors = [found() for found, _ in self._tensors.values()]
         for found, _ in self._modules.values():
             module = found()

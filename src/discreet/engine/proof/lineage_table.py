@@ -326,10 +326,10 @@ class LineageTable:
         self.clock += 1
         entries, given = self.entries, reading.tensors
         handed = () if written else list(map(id, given))
-        if any(tensor.layout is not torch.strided for tensor in made):
-            for tensor in given:
-                self.export(tensor)  # a sparse tensor writes to its values without a count
         for tensor, origin in zip(made, origins, strict=False):
+            if tensor.layout is not torch.strided:
+                for one in given:
+                    self.export(one)  # a sparse tensor writes to its values without a count
             if id(tensor) in handed and not changes_graph(origin.func):
                 continue  # the call gave back what it got
             entries[id(tensor)] = SeenTensor.of(tensor, origin, self.clock)
@@ -337,7 +337,7 @@ class LineageTable:
                 self.empties[storage_of(tensor)] = self.clock, version_of(tensor)
         for index in written:
             tensor = given[index]
-            origin = next(o for t, o in zip(made, origins, strict=True) if t is tensor)
+            origin = origins[[one is tensor for one in made].index(True)]
             storage = storage_of(tensor)
             if origin.lineage is not PUBLIC and overlaps(tensor):
                 origin = Origin(MIXED, origin.digest, blame=here(WRITTEN))

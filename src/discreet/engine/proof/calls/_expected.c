@@ -19,9 +19,9 @@ typedef struct {
 } ExpectedCalls;
 
 /* Names, and what `configure` was given. */
-static PyObject *s_again, *s_args, *s_clock, *s_dtype, *s_empties, *s_entries, *s_explain, *s_exported, *s_find,
+static PyObject *s_after, *s_again, *s_args, *s_clock, *s_dtype, *s_empties, *s_entries, *s_explain, *s_exported, *s_find,
     *s_followed, *s_frozen, *s_func, *s_grad_fn, *s_held, *s_kwargs, *s_last, *s_mark, *s_marked, *s_next, *s_note, *s_one,
-    *s_place, *s_requires_grad, *s_script, *s_shape, *s_tensor, *s_tracked, *s_trained, *s_version, *s_watched, *s_writes, *s_bounds[3];
+    *s_place, *s_requires_grad, *s_script, *s_shape, *s_states, *s_tensor, *s_tracked, *s_trained, *s_version, *s_watched, *s_writes, *s_bounds[3];
 static PyObject *tensor_type, *parameter_type, *quiet, *exact, *seen_type, *new_tuple;
 
 static int is_tensor(PyObject *value)
@@ -392,6 +392,16 @@ static void explain(ExpectedCalls *self)
     PyErr_Restore(kind, value, trace);
 }
 
+/* The states of generators before a call that may draw, None for others: a new reference. */
+static PyObject *states_before(ExpectedCalls *self, PyObject *known)
+{
+    PyObject *after = PyObject_GetAttr(known, s_after);
+    if (after == NULL || after == Py_None)
+        return after;
+    Py_DECREF(after);
+    return PyObject_CallMethodObjArgs((PyObject *)self, s_states, NULL);
+}
+
 /* RecordWatch._expected: the call is known, and nothing stands against it. */
 static PyObject *make_again(
     ExpectedCalls *self, PyObject *known, PyObject *func, PyObject *args, PyObject *kwargs, PyObject *tensors, PyObject *versions)
@@ -399,7 +409,8 @@ static PyObject *make_again(
     PyObject *table = self->table;
     Py_INCREF(table);
     PyObject *started = PyObject_GetAttr(table, s_clock), *one = PyObject_GetAttr(known, s_one), *result = NULL;
-    if (started == NULL || one == NULL || PyObject_SetAttr(self->calls, s_last, known) < 0)
+    PyObject *states = states_before(self, known);
+    if (started == NULL || one == NULL || states == NULL || PyObject_SetAttr(self->calls, s_last, known) < 0)
         goto done;
     result = run(self, known, func, args, kwargs, tensors);
     if (result == NULL) {
@@ -416,8 +427,8 @@ static PyObject *make_again(
     else if (same == 0) {
         PyObject *named = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
         PyObject *noted = named == NULL ? NULL
-                                        : PyObject_CallMethodObjArgs(
-                                              (PyObject *)self, s_note, known, func, args, named, versions, result, NULL);
+                                        : PyObject_CallMethodObjArgs((PyObject *)self, s_note, known, args, named, tensors,
+                                                                     versions, states, result, NULL);
         same = noted == NULL ? -1 : 0;
         Py_XDECREF(named);
         Py_XDECREF(noted);
@@ -427,6 +438,7 @@ static PyObject *make_again(
 done:
     Py_XDECREF(started);
     Py_XDECREF(one);
+    Py_XDECREF(states);
     Py_DECREF(table);
     return result;
 }
@@ -573,12 +585,12 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__expected(void)
 {
     struct { PyObject **place; const char *name; } names[] = {
-        {&s_again, "run_again"}, {&s_args, "args"}, {&s_clock, "clock"}, {&s_dtype, "dtype"},
+        {&s_after, "after"}, {&s_again, "run_again"}, {&s_args, "args"}, {&s_clock, "clock"}, {&s_dtype, "dtype"},
         {&s_empties, "empties"}, {&s_entries, "entries"}, {&s_explain, "explain"}, {&s_exported, "exported"},
         {&s_find, "find"}, {&s_followed, "followed"}, {&s_frozen, "frozen"}, {&s_func, "func"}, {&s_grad_fn, "grad_fn"},
         {&s_held, "held"}, {&s_kwargs, "kwargs"}, {&s_last, "last"}, {&s_mark, "mark"}, {&s_marked, "marked"},
         {&s_next, "next"}, {&s_note, "note"}, {&s_one, "one"}, {&s_place, "place"}, {&s_requires_grad, "requires_grad"},
-        {&s_script, "script"}, {&s_shape, "shape"}, {&s_tensor, "tensor"}, {&s_tracked, "tracked"},
+        {&s_script, "script"}, {&s_shape, "shape"}, {&s_states, "states"}, {&s_tensor, "tensor"}, {&s_tracked, "tracked"},
         {&s_trained, "trained"}, {&s_version, "_version"}, {&s_watched, "watched"}, {&s_writes, "writes"}, {&s_bounds[0], "start"},
         {&s_bounds[1], "stop"}, {&s_bounds[2], "step"}};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)

@@ -75,11 +75,14 @@ class WatchedCall:
 
     __slots__ = ("_form", "args", "description", "func", "key", "kwargs", "reading", "versions")
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, reading: Reading, key: Any) -> None:
+    def __init__(
+        self, func: Any, args: Any, kwargs: Any, reading: Reading, key: Any, versions: list[int] | None = None
+    ) -> None:
+        """`versions`: None before the call is made; they are looked at then."""
         self.func, self.args, self.kwargs, self.reading, self.key = func, args, kwargs, reading, key
         self._form: Form | None = None
         self.description: Any = None  # once the form was asked for
-        self.versions = versions_of(reading.tensors)
+        self.versions = versions_of(reading.tensors) if versions is None else versions
 
     @property
     def form(self) -> Form:

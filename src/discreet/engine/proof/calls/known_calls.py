@@ -23,12 +23,13 @@ what `judged` would give.
 
 Programs repeat themselves, so that a call is first compared with the one that followed the last call in an earlier
 batch (`KnownCall.is_called`): the same function, and arguments that are read alike. This is a guess of the key and no
-more: equal arguments of one type are read alike, once zeros are told apart by their sign, and NaN is left out.
+more: equal arguments of one type are read alike, once zeros are told apart by their sign, and NaN is left out. Draws
+and writes are guessed likewise; the states that a draw left, and what was written to, are looked at afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, final
 
 import torch
@@ -55,6 +56,7 @@ class KnownCall:
     written  the places of these arguments
     after    of a call that draws, or that is taken apart: what it made, by the states that it left
     given    the origins of its tensors, in order
+    key, multiples  as it was read; its numbers that are multiples of the number of records
     func, args, kwargs  the call, with origins in the places of tensors; `func` is None where these are not all
     next     the known call that followed the last time: a guess, which is compared
     one      origin, sizes and type of the result, if it is a tensor and all that there is
@@ -68,7 +70,9 @@ class KnownCall:
         "followed",
         "func",
         "given",
+        "key",
         "kwargs",
+        "multiples",
         "next",
         "one",
         "origins",
@@ -87,8 +91,17 @@ class KnownCall:
         self.args: tuple[Any, ...] = ()
         self.kwargs: tuple[tuple[str, Any], ...] = ()
         self.given: list[Origin] = []
+        self.key: Any = None
+        self.multiples: Sequence[int] = ()
         self.followed: tuple[ForwardTrace, int] | None = None
         self.used: tuple[ForwardTrace, int] | None = None
+
+    def gave(self, result: Any) -> bool:
+        """Whether the result is one tensor of the kind that was judged, where that is all that the call makes."""
+        if self.one is None or type(result) is not Tensor:
+            return False
+        _, size, dtype = self.one
+        return result.shape == size and result.dtype is dtype
 
     def made(self, results: list[Tensor], written: list[int]) -> bool:
         """Whether results are of the kind that was judged."""
@@ -125,14 +138,13 @@ class KnownCall:
                     return None
         return tensors
 
-    def called_again(self, func: Any, args: Any, kwargs: Any, records: int, versions: list[int]) -> WatchedCall:
-        """The call as it was before it was made, if `is_called`."""
-        origins = iter(self.given)
-        reading = Reading(records, values=func not in SIZED)
-        read = reading.read_call(args, kwargs, lambda tensor: next(origins))
-        call = WatchedCall(func, args, kwargs, reading, (func, read, None))
-        call.versions = versions
-        return call
+    def called_again(
+        self, args: Any, kwargs: Any, records: int, tensors: list[Tensor], versions: list[int]
+    ) -> WatchedCall:
+        """The call as it was before it was made, if `is_called` gave these tensors, which had these versions."""
+        reading = Reading(records, values=self.func not in SIZED)
+        reading.tensors, reading.origins, reading.multiples = tensors, [*self.given], self.multiples
+        return WatchedCall(self.func, args, kwargs, reading, self.key, versions)
 
     def expect(self, call: WatchedCall) -> None:
         """Compare calls with this one before they are read."""
@@ -143,6 +155,7 @@ class KnownCall:
         except _OtherError:
             return
         self.func, self.given = call.func, list(call.reading.origins)
+        self.key, self.multiples = call.key, call.reading.multiples
 
 
 _UNKNOWN: Final = KnownCall([], [], [])  # stands for a call that was judged
@@ -245,16 +258,22 @@ class KnownCalls:
             self._known[key, contents(call.reading)] = known
         else:
             self._known[key] = known
-            if not written and key[2] is None and func not in RECURRENT:
-                known.expect(call)
+            _expect(known, call)
 
     def _keep_drawing(self, call: WatchedCall) -> dict[Draws, KnownCall]:
         known = self._known.get(call.key)
         if known is None or known.after is None:
             known = self._known[call.key] = KnownCall([], [], [])
             known.after = {}
+            _expect(known, call)
         assert known.after is not None
         return known.after
+
+
+def _expect(known: KnownCall, call: WatchedCall) -> None:
+    """Have a call compared before it is read, in the usual modes; `x[i] = value` gives no result for the recorder."""
+    if call.key[2] is None and call.func not in RECURRENT and call.func is not Tensor.__setitem__:
+        known.expect(call)
 
 
 _BY_CONTENTS: Final = KnownCall([], [], [])  # stands for one call for each content of the public whole numbers

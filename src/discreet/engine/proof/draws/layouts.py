@@ -63,13 +63,24 @@ UNKNOWN_LAYOUT: Final = Layout(_Order((), (), is_dense=False), None, ())
 """Of a mixed tensor, whose sizes may follow values of the records."""
 
 
+Strides = tuple[tuple[int, ...] | None, ...]
+"""Of several tensors; None for one that is not strided."""
+
+
+def strides_of(tensors: Sequence[torch.Tensor]) -> Strides:
+    """Of the tensors that a call takes."""
+    return tuple([one.stride() if one.layout is torch.strided else None for one in tensors])
+
+
 def layouts_of(reading: Reading) -> tuple[Layout, ...]:
     """Of the tensors that a call takes."""
     return tuple(
-        UNKNOWN_LAYOUT
-        if origin.lineage is MIXED or tensor.layout != torch.strided
-        else _layout(tuple(tensor.shape), tensor.stride(), origin.lineage, reading.records)
-        for tensor, origin in zip(reading.tensors, reading.origins, strict=True)
+        [
+            UNKNOWN_LAYOUT
+            if origin.lineage is MIXED or tensor.layout is not torch.strided
+            else _layout(tensor.shape, tensor.stride(), origin.lineage, reading.records)
+            for tensor, origin in zip(reading.tensors, reading.origins, strict=True)
+        ]
     )
 
 
