@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from steps import classifier, train
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+from discreet import Private
 from discreet.core.check import Refused
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.trace.capture import RecordAxis
@@ -210,3 +213,24 @@ def test_no_attempt_on_records_far_away_is_accepted(run: Run) -> None:
 @pytest.mark.parametrize("run", INNOCENT.values(), ids=INNOCENT.keys())
 def test_innocent_forms_are_accepted(run: Run, sizes: tuple[int, ...]) -> None:
     watched(run, sizes)
+
+
+def _transcripts(last: int) -> TensorDataset:
+    """Records of four steps over three classes, with two targets and padding that is no class."""
+    targets = torch.ones(40, 3, dtype=torch.long)
+    targets[:, 2], targets[7, 0] = -1, last
+    return TensorDataset(torch.randn(40, 4, 6), targets)
+
+
+def _ctc(private: Private, model: nn.Module, x: Tensor, targets: Tensor) -> None:
+    scores = model(x).transpose(0, 1).log_softmax(2)
+    steps, used = (torch.full((len(x),), length) for length in (4, 2))
+    private.step(F.ctc_loss(scores, targets, steps, used, reduction="none"))
+
+
+def test_targets_of_ctc_that_are_no_classes() -> None:
+    """Torch reads the scores of other records there: a record moved the losses of 20 others."""
+    assert train(classifier(), _ctc, _transcripts(2), steps=2).progress.step == 2
+    for last in (3, -1):
+        with pytest.raises(Refused, match=r"targets of F.ctc_loss from 0 to 2"):
+            train(classifier(), _ctc, _transcripts(last), steps=12)

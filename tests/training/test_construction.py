@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fcntl
 import linecache
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -223,3 +224,12 @@ def test_a_wrapped_optimizer_is_refused_with_the_remedy(wrapper: Any, tmp_path: 
         setting.build()
     setting.optimizer = inner
     setting.check_untouched()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_run_is_not_copied(copied: Callable[[Any], Any]) -> None:
+    """A copy took the steps of the original, with sums of its own under one charge: two clips for one record."""
+    original = loop.private()
+    with pytest.raises(Refused, match=r"one object that takes the steps of a run"):
+        copied(original)
+    original.close()

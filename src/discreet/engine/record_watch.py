@@ -34,14 +34,14 @@ from discreet.engine.proof.calls.expected import ExpectedCalls
 from discreet.engine.proof.calls.judgement import WatchedCall, is_new_to_memo, judged, slice_written
 from discreet.engine.proof.calls.known_calls import Draws, KnownCall, KnownCalls
 from discreet.engine.proof.declared import DECLARED
-from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted, refuse_uncounted
+from discreet.engine.proof.forbidden import check_targets, refuse_out_of_sight, refuse_scripted, refuse_uncounted
 from discreet.engine.proof.forms.call_forms import Reading
 from discreet.engine.proof.forms.provable_call import ALL_FOLLOW, tensors_of_result
 from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, live_tensors, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.verdicts import SIZED, settings_for
-from discreet.engine.proof.watched_functions import RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
+from discreet.engine.proof.watched_functions import CTC, RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
 from discreet.engine.recorder import Recorder
 from discreet.engine.regions import Regions
 from discreet.engine.surroundings import Generators, Surroundings
@@ -343,6 +343,8 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         func, reading, form, table = call.func, call.reading, call.form, self.table
         self._numbers += reading.declared
         refuse_uncounted(func, call.args, call.kwargs)
+        if func in CTC:
+            check_targets(*call.args, **call.kwargs)
         if func in SPECIAL:
             refuse_out_of_sight(func, reading.tensors)
             call.forget_what_is_filled()

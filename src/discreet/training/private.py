@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, NoReturn, final
 
 import torch
 from torch import Tensor, nn
@@ -199,6 +199,10 @@ class Private:
 
     def __len__(self) -> int:
         return self.plan.horizon.steps  # with micro-batches the loop body runs more often
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:  # what copy, deepcopy and pickle call
+        remedy = "use one object for a run; to continue a run later, `save` a checkpoint and pass resume="
+        check.refuse("one object that takes the steps of a run", "a copy of it", remedy)
 
     def __repr__(self) -> str:
         return f"Private({self.plan.method}, {self.progress.step} of {len(self)} steps, {self.plan.outline})"

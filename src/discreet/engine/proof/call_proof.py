@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -26,6 +27,7 @@ from torch.autograd.graph import _engine_run_backward as _run_backward
 
 from discreet.core.secret_draws import seed_default_generators
 from discreet.engine.proof import movement
+from discreet.engine.proof.draws.steady_draws import SteadyDraws
 from discreet.engine.proof.forms.provable_call import (
     FEW,
     FEWER,
@@ -90,7 +92,10 @@ class _CallRun:
 
 @dataclass
 class CallProof:
-    """One call on values within a range, and what was seen of it."""
+    """One call on values within a range, and what was seen of it.
+
+    is_steady  its draws give every entry the same (draws/steady_draws.py); `has_drawn` if it drew all the same
+    """
 
     call: ProvableCall
     within: Range
@@ -98,6 +103,8 @@ class CallProof:
     written: tuple[int, ...] = ()
     draws: bool | None = None  # whether the call uses torch's generator; unknown before it has run
     shapes: dict[int, list[torch.Size]] = field(default_factory=dict)
+    is_steady: bool = False
+    has_drawn: bool = False
 
     def verdict(self, sizes: Sequence[int]) -> CallVerdict:
         for records in sizes:
@@ -159,8 +166,10 @@ class CallProof:
             for one, place, own in zip(self.seen, places, shapes, strict=True)
         )
         rows: tuple[tuple[int, RecordAxis], ...] = ()
-        for proof in self._with_moderate_numbers():
+        for proof in replace(self, is_steady=bool(self.draws))._with_moderate_numbers():
             own = rows_by_place(proof, places, max(self.shapes))
+            if proof.has_drawn:
+                return self._mixed("it draws random numbers that cannot be compared between places of the batch")
             if own is None:
                 return self._mixed("what it gives a record depends on the record's place in the batch")
             if not proof._same_for_every_count(places):
@@ -177,7 +186,7 @@ class CallProof:
         yield self
         call, records = self.call.with_moderate_numbers(), max(self.shapes)
         if call is not None:
-            other = CallProof(call, self.within, self.seen, self.written, self.draws, self.shapes)
+            other = replace(self, call=call)
             run = other.run([other.base(leaf, records, Pattern.MODERATE) for leaf in call.leaves], records)
             if run is not None and [one.shape for one in run.outputs] == self.shapes[records]:
                 yield other
@@ -209,7 +218,7 @@ class CallProof:
 
     def _same_for_every_count(self, places: Sequence[Place]) -> bool:
         """Whether a record gets the same in a batch of few records and in one of many."""
-        if self.draws or len(self.shapes) == 1:
+        if len(self.shapes) == 1:
             return True
         trials = [(FEW, pattern) for pattern in _COUNTED] + [(few, Pattern.MODERATE) for few in FEWER]
         return all(self._same_for(few, pattern, places) for few, pattern in trials)
@@ -368,12 +377,14 @@ class CallProof:
         if self.draws is not False:
             seed_default_generators(SEED)
         try:
-            with torch.set_grad_enabled(keep_graph):
+            with torch.set_grad_enabled(keep_graph), SteadyDraws() if self.is_steady else nullcontext():
                 result = STAND_INS.get(self.call.func, self.call.func)(*args, **kwargs)
         except Exception:
             return None
         if self.draws is None:
             self.draws = not torch.equal(torch.get_rng_state(), _SEEDED)
+        elif self.is_steady:
+            self.has_drawn |= not torch.equal(torch.get_rng_state(), _SEEDED)
         written = tuple(i for i, copy in enumerate(copies) if copy._version != versions[i])
         outputs = tensors_of_result(result)
         outputs += [copies[i] for i in written if not any(copies[i] is output for output in outputs)]

@@ -136,6 +136,24 @@ def _writes_uncounted(name: str) -> bool:
     return is_unlisted or any("Tensor" in str(argument.type) for argument in written)
 
 
+def check_targets(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *_: Any, **__: Any
+) -> None:
+    """Refuse targets of `ctc_loss` that are no classes: torch would read whatever lies there, such as other records."""
+    with torch._C.DisableTorchFunction():
+        classes, used = log_probs.shape[-1], targets.detach()
+        if used.dim() == 2:  # padding is not read
+            lengths = torch.as_tensor(target_lengths, device=used.device).view(-1, 1)
+            used = used.masked_fill(torch.arange(used.shape[1], device=used.device) >= lengths, 0)
+        are_classes = not bool(((used < 0) | (used >= classes)).any())
+    if not are_classes:
+        refuse(
+            f"targets of F.ctc_loss from 0 to {classes - 1}, the last of the classes",
+            f"others at {user_line()}, for which torch reads memory beside a record's own",
+            "check targets before training",
+        )
+
+
 def refuse_reading(func: Callable[..., Any]) -> None:
     """Refuse a call that turns a value of the records into a number that control flow can depend on."""
     if name_of(func) in VALUES:

@@ -226,6 +226,14 @@ def _recurrent(func: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+def _ctc_loss(log_probs: Tensor, targets: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The loss, of targets that are classes: for others torch reads foreign memory."""
+    if bool(((targets < 0) | (targets >= log_probs.shape[-1])).any()):
+        raise ValueError("targets among the classes")
+    result: Tensor = F.ctc_loss(log_probs, targets, *args, **kwargs)
+    return result
+
+
 STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
     torch.poisson: _elementwise,
     torch._standard_gamma: _elementwise,
@@ -234,6 +242,7 @@ STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
     Tensor.multinomial: _rows,
     torch._sample_dirichlet: _spread_over_the_last_axis,
     **{func: _recurrent(func) for func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
+    F.ctc_loss: _ctc_loss,
 }
 """Functions that are proven by another of the same form.
 

@@ -32,7 +32,7 @@ def rows_by_place(proof: CallProof, places: Sequence[Place], records: int) -> Ro
     """Public tensors whose rows must go with records that change places; None if records may not change places."""
     leaves, at = proof.call.leaves, records if len(proof.shapes) == 1 else None
     growing = [(i, leaf.growing(at)) for i, leaf in enumerate(leaves) if leaf.growing(at)]
-    trials = [] if proof.draws else list(_trials(proof, dict(growing), records))
+    trials = list(_trials(proof, dict(growing), records))
     if not trials:
         return tuple((i, axes[0]) for i, axes in growing)
     choices = itertools.product(*([None, *axes] for _, axes in growing))

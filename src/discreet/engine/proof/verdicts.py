@@ -329,6 +329,8 @@ def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
         return "it may slide over the records, which are not along the first axis"
     if bare_name(func).startswith("nextafter"):
         return "it tells numbers apart that are equal but for rounding"
+    if bare_name(func) == "ctc_loss" and func is not F.ctc_loss:
+        return "it reads memory by targets that torch does not check (call F.ctc_loss)"
     if reading.opaque is Opaque.ARRAY:
         return "it takes values from NumPy, which are not watched"
     if reading.opaque is not None:
