@@ -89,6 +89,49 @@ def test_a_value_that_comes_back_is_refused(body: Any) -> None:
         train(body=body, steps=4)
 
 
+def _summed(outputs: Tensor, y: Tensor, *, cut: bool, copy: bool) -> Tensor:
+    """Outputs that lie apart in memory, copied to lie side by side, also where gradients are not wanted."""
+    apart = outputs[:, ::2]
+    if cut:
+        with torch.no_grad():
+            apart = apart.contiguous()
+    elif copy:
+        apart = apart.contiguous()
+    return each(outputs, y) + apart.sum(1)
+
+
+def copied_by_a_value(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    """Kernels go by strides: a copy rounds the sums of all records otherwise."""
+    private.step(_summed(model(x), y, cut=False, copy=not private.is_rehearsal and x.max().item() > 0))
+
+
+def cut_by_a_value(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    private.step(_summed(model(x), y, cut=not private.is_rehearsal and x.max().item() > 0, copy=False))
+
+
+def cut_for_one_record(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    private.step(_summed(model(x), y, cut=len(x) == 1, copy=True))
+
+
+@pytest.mark.parametrize(
+    "body", [copied_by_a_value, cut_by_a_value, cut_for_one_record], ids=lambda body: body.__name__
+)
+def test_a_copy_that_a_value_decides_is_refused(body: Any) -> None:
+    """Leaving one record out moved the sum by 39 clips."""
+    with pytest.raises(Refused, match=SAME):
+        train(body=body, steps=2, micro_batch=11)
+
+
+def test_memory_of_one_record_may_be_contiguous() -> None:
+    """Its transpose is; that of several records is copied."""
+
+    def turned(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        outputs = model(x).t().contiguous().t()
+        private.step(each(outputs, y))
+
+    assert train(body=turned, steps=2, micro_batch=11).progress.step == 2
+
+
 class Texts(Dataset[Any]):
     """Records with a part that is no tensor."""
 

@@ -233,3 +233,15 @@ def test_a_run_is_not_copied(copied: Callable[[Any], Any]) -> None:
     with pytest.raises(Refused, match=r"one object that takes the steps of a run"):
         copied(original)
     original.close()
+
+
+@pytest.mark.parametrize("streams", [Streams.from_os, lambda: Streams.seeded(3)], ids=["from the system", "seeded"])
+def test_two_runs_share_no_streams(streams: Callable[[], Streams]) -> None:
+    """They would project by the same matrices, while their certificates are composed as those of independent runs."""
+    shared = streams()
+    with pytest.raises(Refused, match="LBFGS"):  # a run that was not built has used nothing
+        loop.private(streams=shared, optimizer=torch.optim.LBFGS)
+    first = loop.private(streams=shared)
+    first.close()
+    with pytest.raises(Refused, match="streams that another run has used"):
+        loop.private(streams=shared)

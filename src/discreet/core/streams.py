@@ -340,6 +340,7 @@ class Streams:
 
     def __init__(self, root: bytes, *, is_seeded: bool) -> None:
         self.is_seeded: Final = is_seeded
+        self._is_taken = False
         # Replaying noise or sampling would break the guarantee.
         self.noise = Stream(_derive(root, "noise"), name="noise", replayable=False)
         self.sampling = Stream(_derive(root, "sampling"), name="sampling", replayable=False)
@@ -374,6 +375,19 @@ class Streams:
         self.noise, self.draws = self.noise.at(rank), self.draws.at(rank)
         shared = same(self.sampling.secret_key) if sampling else None
         self.sampling = self.sampling.at(rank) if shared is None else Stream(shared, name="sampling", replayable=False)
+
+    def check_unused(self) -> None:
+        """Refuse streams of another run: both would have the same masks and projections at the same step.
+
+        Certificates of several runs are composed as those of independent ones.
+        """
+        remedy = "make new streams for each run, also for a resumed one: discreet.Streams.from_os()"
+        check.require(not self._is_taken, "streams of one run", "streams that another run has used", remedy)
+
+    def take(self) -> None:
+        """A run uses these streams from here on."""
+        self.check_unused()
+        self._is_taken = True
 
     @property
     def statement(self) -> str:

@@ -102,6 +102,7 @@ class Private:
         wrapped, model, optimizer = model, binding.bare_model(model), binding.bare_optimizer(optimizer)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = Streams.from_os() if streams is None else streams
+        self.streams.check_unused()
         self.world, self.progress, self._loop = World.current(), RunState(), LoopGuard()
         self._device = binding.device_of(model) if device is None else torch.device(device)
         self._data, self._views, self._augment, self._schedulers = data, views, augment, tuple(schedulers)
@@ -132,6 +133,7 @@ class Private:
             self._handover = opened.enter_context(self._parameters.handover.attached_to(optimizer))
             opened.callback(unpack, optimizer)
             self._open_ledger(opened, ledger, resume)
+            self.streams.take()
             self._opened = opened.pop_all()  # `close` undoes them
 
     def _fitting(self, given: int | None, collate_fn: Any, inputs: Any) -> int:

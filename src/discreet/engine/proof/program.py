@@ -52,7 +52,7 @@ class ProgramComparison:
         """Whether both were made by the same calls on the same tensors, with the same numbers."""
         ahead = [(first, second)]
         while ahead:
-            one, other = map(_bare, ahead.pop())
+            one, other = map(self._bare, ahead.pop())
             pair = id(one), id(other)
             if one is other or pair in self._compared:
                 continue
@@ -81,6 +81,16 @@ class ProgramComparison:
                 return False
             ahead += zip(one.parents, other.parents, strict=True)
         return True
+
+    def _bare(self, origin: Origin) -> Origin:
+        """For one record, without `contiguous`, which copies a tensor or gives it back: more memory is contiguous then.
+
+        Among more records a copy is a choice of the program, and rounds otherwise: kernels go by strides. So is a
+        memory format, and the mode around the call (a third part of its settings), which may cut the gradient.
+        """
+        while 1 in self.sizes and origin.func is Tensor.contiguous and [*map(len, origin.settings)] == [1, 0]:
+            origin = origin.parents[0]
+        return origin
 
     def alike(self, one: Any, other: Any) -> bool:
         """Numbers are equal, or follow the number of records as they did in the proof of the call."""
@@ -224,16 +234,6 @@ def _has_place(part: Any) -> bool:
     if type(part) is tuple and not _is_form(part):
         return any(map(_has_place, part))
     return type(part) is int and part >= 0
-
-
-def _bare(origin: Origin) -> Origin:
-    """Without `contiguous`, which copies a tensor or gives it back: with one record more memory is contiguous.
-
-    What a draw makes of the two differs: draws are compared by the layouts of their tensors.
-    """
-    while origin.func is Tensor.contiguous:
-        origin = origin.parents[0]
-    return origin
 
 
 def _name(origin: Origin) -> str:

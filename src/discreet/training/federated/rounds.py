@@ -85,6 +85,7 @@ class PrivateRounds:
         _check_plan(plan)
         self.model, self.optimizer, self.plan = model, optimizer, plan
         self.streams = Streams.from_os() if streams is None else streams
+        self.streams.check_unused()
         self.progress, self._world = RunState(), World.current()
         check.require(
             self._world.size == 1, "one server process", self._world.size, "start the server without torchrun"
@@ -113,6 +114,7 @@ class PrivateRounds:
             size = self._vectors.layout.size
             self._keys = recalled(plan, ledger, self.ledger, self.progress, self.streams, size)
             self._sampling = self.streams.sampling if self._keys is None else self._keys.sampling
+            self.streams.take()
             self._opened = opened.pop_all()
 
     @property
