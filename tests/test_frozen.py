@@ -7,7 +7,7 @@ import gc
 import torch
 
 import frozen
-from discreet.engine import record_watch
+from discreet.engine.dataset import stock
 from discreet.engine.proof import lineage
 
 MADE_AT_IMPORT = torch.ones(3)
@@ -15,7 +15,7 @@ MADE_AT_IMPORT = torch.ones(3)
 
 def test_all_tensors_are_listed() -> None:
     made_in_a_test = torch.ones(3)
-    listed = {id(tensor) for tensor in record_watch.live_tensors()}
+    listed = {id(tensor) for tensor in stock.live_tensors()}
     held = {id(tensor) for tensor in lineage.live_tensors()}
     assert id(MADE_AT_IMPORT) not in held  # frozen: otherwise this test says nothing
     assert {id(MADE_AT_IMPORT), id(made_in_a_test)} <= listed

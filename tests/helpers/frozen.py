@@ -10,15 +10,14 @@ import gc
 
 import pytest
 
-from discreet.engine import record_watch
-from discreet.engine.dataset import held_tensors
+from discreet.engine.dataset import held_tensors, stock
 
 
 def freeze() -> None:
     """Tensors that exist now stay listed, although the collector no longer holds them."""
     gc.collect()
-    unfrozen = record_watch.live_tensors
+    unfrozen = stock.live_tensors
     before = unfrozen()
     gc.freeze()
-    for module in (record_watch, held_tensors):
+    for module in (stock, held_tensors):
         pytest.MonkeyPatch().setattr(module, "live_tensors", lambda: before + unfrozen())

@@ -19,7 +19,7 @@ record by another record, whatever the values of the records and of the paramete
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -28,20 +28,20 @@ from torch.overrides import TorchFunctionMode
 
 from discreet.core.check import require
 from discreet.engine.custom_backward import CustomBackwards, check_caller, unwatch_nodes, watch_nodes
-from discreet.engine.dataset.held_tensors import KnownMemory, changed_tensors, tensors_held_by
+from discreet.engine.dataset.stock import Stock
 from discreet.engine.proof import blame
 from discreet.engine.proof.calls.expected import ExpectedCalls
 from discreet.engine.proof.calls.judgement import WatchedCall, is_new_to_memo, judged, slice_written
 from discreet.engine.proof.calls.known_calls import Draws, KnownCall, KnownCalls
 from discreet.engine.proof.declared import DECLARED
-from discreet.engine.proof.forbidden import check_targets, refuse_out_of_sight, refuse_scripted, refuse_uncounted
+from discreet.engine.proof.forbidden import refuse_out_of_sight, refuse_scripted, refuse_unchecked
 from discreet.engine.proof.forms.call_forms import Reading
 from discreet.engine.proof.forms.provable_call import ALL_FOLLOW, tensors_of_result
-from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, live_tensors, versions_of
+from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, versions_of
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.verdicts import SIZED, settings_for
-from discreet.engine.proof.watched_functions import CTC, RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
+from discreet.engine.proof.watched_functions import RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
 from discreet.engine.recorder import Recorder
 from discreet.engine.regions import Regions
 from discreet.engine.surroundings import Generators, Surroundings
@@ -60,7 +60,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         self.programs, self.backward_programs = KnownPrograms(), KnownPrograms()
         self._surroundings, self.generators = Surroundings(RecordWatch), Generators()
         self._regions, self.calls = Regions(self.table, self._resumed), KnownCalls()
-        self._records, self.kind, self._memory = 0, BatchKind.FREE, KnownMemory()
+        self._records, self.kind, self.stock = 0, BatchKind.FREE, Stock(self.table)
         self._declared, self._numbers = list[Any](), list[Any]()  # the latter in the calls of the batch
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
@@ -94,24 +94,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
     def take_stock(self, private: Any) -> None:
         """Tensors that exist now are public from here on, except those that `private` holds. The first time counts."""
         self._surroundings.check_alone()
-        if not self.table.has_begun:
-            self.table.begin(live := live_tensors(), tensors_held_by(private, live, self.table.model))
-            self._memory = KnownMemory(live)
-
-    def note_record(self, record: Any) -> None:
-        """Tensors whose memory this record lies in, before it is copied, do not count as public."""
-        for tensor in (self._memory or KnownMemory(live_tensors())).taken_by(record):
-            self.table.withhold(tensor)
-
-    @contextmanager
-    def reading_records(self) -> Iterator[None]:
-        """Tensors that are made or written to inside the block do not count as public: they may hold records."""
-        with nullcontext(None) if self.table.has_begun else changed_tensors(self.table.withhold) as before:
-            self._memory, kept = self._memory if before is None else KnownMemory(before), self._memory
-            try:
-                yield
-            finally:
-                self._memory = kept  # looked for anew, as tensors come and go
+        self.stock.take(private)
 
     def close(self) -> None:
         """Stop watching, and forget the tensors of the batch."""
@@ -342,9 +325,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         """A call that is not known, or that has to be looked at each time."""
         func, reading, form, table = call.func, call.reading, call.form, self.table
         self._numbers += reading.declared
-        refuse_uncounted(func, call.args, call.kwargs)
-        if func in CTC:
-            check_targets(*call.args, **call.kwargs)
+        refuse_unchecked(func, call.args, call.kwargs)
         if func in SPECIAL:
             refuse_out_of_sight(func, reading.tensors)
             call.forget_what_is_filled()
@@ -358,7 +339,8 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         draws = () if states is None else self.generators.read(states, call)
         form.draws = form.draws or bool(draws)
         if func is Tensor.__setitem__ and blame.is_uninitialised(reading.origins[0]) and is_slice(call.args[1]):
-            table.note_slice(*slice_written(call.args, table.find, self._records), call.versions[0])
+            written = slice_written(call.args, table.find, self._records, call.key[2])
+            table.note_slice(*written, call.versions[0])
             return result
         if func in TO_MEMORY and reading.tensors:
             table.export(reading.tensors[0])

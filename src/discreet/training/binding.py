@@ -142,9 +142,9 @@ def dry_run(
     """
     if data is None or len(data) == 0:
         return None
-    with engine.watch.reading_records():
+    with engine.watch.stock.reading():
         check_data_apart(data, collate_fn)
-        engine.watch.note_record(data[0])
+        engine.watch.stock.note(data[0])
         batch = to_device((collate_fn or default_collate)([data[0], data[0]]), device)
         take = inputs or (lambda batch: batch if isinstance(batch, (dict, Tensor)) else (batch[0],))
         arguments = take(batch)

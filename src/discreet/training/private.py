@@ -125,7 +125,7 @@ class Private:
             self._parameters = Parameters(model, optimizer, plan, self._engine, mean, self._between)
             self.micro_batch = self._fitting(fixed_rows or micro_batch, collate_fn, inputs)
             self._cuts = Cuts(plan, self.micro_batch, self.world, self._sampler.slots)
-            with self._engine.watch.reading_records():
+            with self._engine.watch.stock.reading():
                 self._sampler.take(data, unit)
             self._make_loaders(public, rehearsal, collate_fn, num_workers)
             self._guard = opened.enter_context(closing(plan.analysis.guard(plan, model, optimizer)))
@@ -150,7 +150,7 @@ class Private:
         self._rehearsals = binding.rehearsals(self._engine.watch, sizes, rehearsal, device)
 
         def loader(data: Any, workers: int) -> Loader:
-            note = None if data is public else self._engine.watch.note_record
+            note = None if data is public else self._engine.watch.stock.note
             given = data, self._draws, VacantRows(self._rehearsals), note
             return Loader(*given, micro_batch=size, collate_fn=collate_fn, num_workers=workers, device=device)
 
@@ -226,7 +226,7 @@ class Private:
             if records == 0:
                 yield from (made for made in self._stood_in(loop) if made is not None)
                 continue
-            self._engine.watch.note_record(batch)
+            self._engine.watch.stock.note(batch)
             own = to_device(kept(batch), self._device)  # what the loop writes must not come back in the next epoch
             self._learn(batch)
             yield from self._given(MicroBatch(own, records, is_last=True), loop)

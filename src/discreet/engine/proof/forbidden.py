@@ -15,7 +15,7 @@ from torch._C._functorch import TransformType, peek_interpreter_stack
 
 from discreet.core.check import refuse
 from discreet.engine.proof.blame import VALUES, user_line
-from discreet.engine.proof.watched_functions import DATA_SET, HOOKS
+from discreet.engine.proof.watched_functions import CTC, DATA_SET, HOOKS
 from discreet.engine.trace.capture import name_of
 
 compiler_at_work: Final = get_eval_frame_callback
@@ -100,13 +100,16 @@ FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
 }
 
 
-def refuse_uncounted(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Refuse a call that writes to an argument without a count: the watch knows a write by the version of a tensor.
+def refuse_unchecked(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Refuse a call that writes to an argument without a count, or reads memory of others.
 
-    Statistics of the records would lie in a tensor that counts as public.
+    The watch knows a write by the version of a tensor. Statistics of the records would lie in one that counts as
+    public.
     """
     name = _name_in_aten(func)
-    if name == "batch_norm":
+    if func in CTC:
+        _check_targets(*args, **kwargs)
+    elif name == "batch_norm":
         _no_training_batch_norm(*args, **kwargs)
     elif func is F.instance_norm:
         _no_tracking_instance_norm(*args, **kwargs)
@@ -136,7 +139,7 @@ def _writes_uncounted(name: str) -> bool:
     return is_unlisted or any("Tensor" in str(argument.type) for argument in written)
 
 
-def check_targets(
+def _check_targets(
     log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *_: Any, **__: Any
 ) -> None:
     """Refuse targets of `ctc_loss` that are no classes: torch would read whatever lies there, such as other records."""

@@ -176,8 +176,11 @@ def judged(call: WatchedCall, made: list[Tensor]) -> Judged:
     return Judged(verdict.outputs, blame, verdict.numbers, read)
 
 
-def slice_written(args: Any, find: Callable[[Tensor], Origin], records: int) -> tuple[Tensor, Origin]:
-    """`target[index] = value` as a copy into a view, which shows the entries that were written; and what was."""
+def slice_written(args: Any, find: Callable[[Tensor], Origin], records: int, modes: Any) -> tuple[Tensor, Origin]:
+    """`target[index] = value` as a copy into a view, which shows the entries that were written; and what was.
+
+    modes  those around the call: without gradients the copy stops them
+    """
     target, index, value = args
     with torch._C.DisableTorchFunction():
         view = target[index]
@@ -187,7 +190,7 @@ def slice_written(args: Any, find: Callable[[Tensor], Origin], records: int) -> 
     reading = Reading(records, values=func not in SIZED)
     empty = Origin(PUBLIC, 1, rows=rows_of_memory(view, records))
     read = reading.read_call((view, value), {}, lambda tensor: empty if tensor is view else came)
-    call = WatchedCall(func, (view, value), {}, reading, (func, read, None))
+    call = WatchedCall(func, (view, value), {}, reading, (func, read, modes))
     digest = hash((call.form.digest, repr(index), came.digest))
     found = judged(call, [view])
     rows = found.rows[0] if found.rows else None
