@@ -15,6 +15,7 @@ from discreet import Private, SampledUsers, methods
 from discreet.core.check import Refused
 from discreet.stages.sampling import FullBatch, Horizon
 from discreet.training.binding import as_dataset
+from discreet.training.loader import _Rows
 
 
 def test_a_pair_of_tensors_has_a_record_in_each_row() -> None:
@@ -91,6 +92,18 @@ def test_a_record_that_is_there_several_times_is_refused(name: str) -> None:
     with pytest.raises(Refused, match="every record once in the data"):
         made(TWICE[name])
     made(TWICE[name], unit=[0] * len(TWICE[name])).close()  # its owner is protected, whatever it has
+
+
+ODD: dict[str, Any] = {"beyond": [0, 1, 7], "before": [0, 1, -7], "fractions": [1.0, 1], "words": ["a", "a"]}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_indices_that_are_no_places_are_refused(name: str) -> None:
+    """Places beyond the data were taken from its beginning, and words were not compared."""
+    with pytest.raises(Refused, match="the indices of a Subset to be whole numbers"):
+        made(Subset(RECORDS, ODD[name]))
+    rows = _Rows.of(Subset(RECORDS, ODD[name])) if name != "words" else None
+    assert rows is None  # then the dataset itself is asked
 
 
 @pytest.mark.parametrize("name", ONCE)

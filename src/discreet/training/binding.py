@@ -89,8 +89,8 @@ def _find_behind(data: Any, places: Indices, behind: dict[int, list[Indices]]) -
     """Note, for each dataset behind the data (by its id), which of its records these places are."""
     if places.size and places.min() < 0:
         places = np.where(places < 0, places + len(data), places)
-    if type(data) is Subset and all(isinstance(index, (int, np.integer, Tensor)) for index in data.indices):
-        chosen = np.fromiter((int(index) for index in data.indices), np.int64, len(data.indices))
+    if type(data) is Subset:
+        chosen = _chosen(data)
         _find_behind(data.dataset, chosen[places], behind)
     elif type(data) is ConcatDataset:
         for part, end in zip(data.datasets, data.cumulative_sizes, strict=True):
@@ -98,6 +98,17 @@ def _find_behind(data: Any, places: Indices, behind: dict[int, list[Indices]]) -
             _find_behind(part, places[(places >= first) & (places < end)] - first, behind)
     else:
         behind.setdefault(id(data), []).append(places)
+
+
+def _chosen(subset: Subset[Any]) -> Indices:
+    """The records of a subset, by their places in its dataset."""
+    indices = [index.item() if isinstance(index, (Tensor, np.generic)) else index for index in subset.indices]
+    size = len(subset.dataset)  # type: ignore[arg-type]
+    odd = [one for one in indices if type(one) is not int or not -size <= one < size]
+    expected = f"the indices of a Subset to be whole numbers below the size of its dataset, {size}"
+    remedy = "use the places of its records; for other keys, write a dataset whose records are numbered from 0"
+    check.require(not odd, expected, f"{len(odd)} others, of type {type(odd[0]).__name__}" if odd else "none", remedy)
+    return np.array(indices, dtype=np.int64)
 
 
 def _check_no_table(data: Any) -> None:

@@ -148,7 +148,10 @@ class _Rows:
             return cls(dataset.tensors)
         if type(dataset) is not Subset or (below := cls.of(dataset.dataset)) is None:
             return None
-        chosen = torch.as_tensor(dataset.indices, dtype=torch.long) % max(len(below), 1)  # -1 is the last
+        chosen, size = torch.as_tensor(dataset.indices), len(below)
+        if chosen.is_floating_point() or chosen.dim() != 1 or bool(((chosen < -size) | (chosen >= size)).any()):
+            return None  # the dataset itself refuses them
+        chosen = chosen.long() % max(size, 1)  # -1 is the last
         return cls(below.tensors, chosen if below.chosen is None else below.chosen.index_select(0, chosen))
 
     def __len__(self) -> int:
