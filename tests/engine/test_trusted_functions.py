@@ -234,3 +234,36 @@ def test_targets_of_ctc_that_are_no_classes() -> None:
     for last in (3, -1):
         with pytest.raises(Refused, match=r"targets of F.ctc_loss from 0 to 2"):
             train(classifier(), _ctc, _transcripts(last), steps=12)
+
+
+def _sampled(private: Private, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    outputs = model(x)
+    places = torch.stack([x[:, 0], outputs[:, 0].tanh()], 1)[:, None, None]
+    images = outputs[:, None, None, :].expand(-1, 1, 3, 3)
+    private.step(F.grid_sample(images, places, padding_mode="border", align_corners=False).sum((1, 2, 3)))
+
+
+def test_coordinates_that_are_not_finite() -> None:
+    """NaN made torch read far away, and ended the process."""
+    x, y = torch.randn(40, 6), torch.zeros(40)
+    assert train(classifier(), _sampled, TensorDataset(x, y), steps=2).progress.step == 2
+    x[7, 0] = torch.nan
+    with pytest.raises(Refused, match=r"finite coordinates for F.grid_sample"):
+        train(classifier(), _sampled, TensorDataset(x, y), steps=12)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda h: torch.segment_reduce(h, "sum", lengths=torch.full((len(h), 1), 3), axis=1)[:, 0],
+        lambda h: torch.ops.aten.grid_sampler_2d(h[:, None, None], h[:, None, None, :2], 0, 1, False).sum((1, 2, 3)),
+        lambda h: torch.ops.aten.tanh_backward(h, h).sum(1),
+    ],
+    ids=["segments", "grid", "backward"],
+)
+def test_kernels_that_read_by_numbers_are_refused(made: Callable[[Tensor], Tensor]) -> None:
+    def body(private: Private, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        private.step(made(model(x)))
+
+    with pytest.raises(Refused, match="that torch does not check"):
+        train(classifier(), body, steps=1)

@@ -389,3 +389,31 @@ def test_a_step_in_another_thread_is_refused_and_leaves_the_run_usable() -> None
     private.close()
     assert len(raised) == 1
     assert "private.step in the thread that took the batch, got another thread" in raised[0]
+
+
+def _writes_after_each_step(private: Private, net: nn.Module, path: Path | None = None) -> None:
+    """Leaves records in the model, and saves it."""
+    for x, y in private:
+        if private.step(loop.losses(net, x, y)):
+            with torch.no_grad():
+                net.get_parameter("0.weight")[0].copy_(x[0])
+            if path is not None:
+                private.save(path)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_the_loop_writes_after_a_step_reaches_no_checkpoint(steps: int, tmp_path: Path) -> None:
+    """A checkpoint says that it holds no record."""
+    net = loop.model()
+    private = loop.private(net, loop.plan(steps=steps))
+    with pytest.raises(Refused, match="changed"):
+        _writes_after_each_step(private, net, tmp_path / "checkpoint.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_loop_writes_after_its_last_batch_is_refused() -> None:
+    net = loop.model()
+    private = loop.private(net, loop.plan(steps=1))
+    with pytest.raises(Refused, match="changed"):
+        _writes_after_each_step(private, net)
+    assert private.progress.step == 1

@@ -337,12 +337,13 @@ def again_and_again(how: str) -> DataLoader[Any]:
         "weighted": WeightedRandomSampler([1.0] * 12, 12, replacement=True),
         "list": twice,
         "tensor": torch.tensor(twice),
+        "end": [*range(12), -1],
     }
     kind, _, place = how.partition(" in ")
     sampler: Any = drawn[kind]
     if place == "batches":
         batches = BatchSampler(sampler, BATCH, drop_last=False)
-        return DataLoader(data, batch_sampler=list(batches) if kind in ("list", "tensor") else batches)
+        return DataLoader(data, batch_sampler=list(batches) if kind in ("list", "tensor", "end") else batches)
     if place == "sampler":  # batches that the dataset itself puts together
         return DataLoader(data, batch_size=None, sampler=BatchSampler(sampler, BATCH, drop_last=False))
     return DataLoader(data, batch_size=BATCH, sampler=sampler)
@@ -350,7 +351,7 @@ def again_and_again(how: str) -> DataLoader[Any]:
 
 @pytest.mark.parametrize("relation", list(Neighbouring))
 @pytest.mark.parametrize("place", ["", " in batches", " in sampler"])
-@pytest.mark.parametrize("kind", ["random", "more", "weighted", "list", "tensor"])
+@pytest.mark.parametrize("kind", ["random", "more", "weighted", "list", "tensor", "end"])
 def test_a_loader_that_gives_a_record_again_is_refused(kind: str, place: str, relation: Neighbouring) -> None:
     run = begin(relation)
     with pytest.raises(Refused, match="gives each record at most once a pass"):

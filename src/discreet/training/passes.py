@@ -249,7 +249,7 @@ def check_loader(source: Any) -> None:
     Seen are PyTorch's own samplers and plain sequences of indices; others are the user's word.
     """
     for sampler in _samplers(source):
-        repeats = _has_twice(sampler, is_batches=sampler is source.batch_sampler)
+        repeats = _has_twice(sampler, source.dataset, is_batches=sampler is source.batch_sampler)
         if isinstance(sampler, RandomSampler):
             repeats = sampler.replacement or sampler.num_samples > len(sampler.data_source)
         elif isinstance(sampler, WeightedRandomSampler):
@@ -259,8 +259,8 @@ def check_loader(source: Any) -> None:
         check.require(not repeats, "a loader that gives each record at most once a pass", got, remedy)
 
 
-def _has_twice(sampler: Any, *, is_batches: bool) -> bool:
-    """Whether a plain sequence of indices, or of batches of them, has an index twice."""
+def _has_twice(sampler: Any, data: Any, *, is_batches: bool) -> bool:
+    """Whether a plain sequence of indices, or of batches of them, has a record of the data twice."""
     given = _plain(sampler)
     if not isinstance(given, list | tuple):
         return False
@@ -268,6 +268,7 @@ def _has_twice(sampler: Any, *, is_batches: bool) -> bool:
     if is_batches or all(isinstance(one, list) for one in parts):  # without batch_size a sampler may give batches
         parts = [_plain(one) for one in chain.from_iterable(part for part in parts if isinstance(part, list | tuple))]
     indices = [one for one in parts if isinstance(one, Hashable)]
+    indices = [one + len(data) if isinstance(one, int) and one < 0 else one for one in indices]
     return len(set(indices)) < len(indices)
 
 

@@ -156,7 +156,8 @@ class Private:
 
         self._loader = None if self._data is None else loader(self._data, num_workers)
         data: Any = self._data
-        self._turns = Turns(sharding, self._rehearsals, loader(data, 0) if data is not None and len(data) else None)
+        own_loader = loader(data, 0) if data is not None and len(data) else None
+        self._turns = Turns(sharding, self._rehearsals, own_loader, device)
         self._public, self._public_loader = public, loader(public, 0)
 
     def _open_ledger(self, opened: ExitStack, ledger: str | Path | None, resume: str | Path | None) -> None:
@@ -177,7 +178,7 @@ class Private:
         self._keys = recalled(self.plan, ledger, begun, self.progress, self.streams, self._engine.layout.size)
         if self._keys is not None:
             self._sampler.stream = self._keys.sampling
-        self._passes = Passes(self.plan, self.progress, begun, self._keys, self._draws, self._learn)
+        self._passes = Passes(self.plan, self.progress, begun, self._keys, self._draws, self._turns.learn_given)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the micro-batches of all remaining steps, on the device. Rehearsals come first (`is_rehearsal`)."""
@@ -198,6 +199,7 @@ class Private:
                 yield from self._stood_in(loop)
             while self._turns.are_shared and micro.is_last and self._step is not None:
                 yield from self._offered(self._turns.stand_in(), BatchKind.REHEARSAL, loop)
+        self._between.check()  # after the last batch, too
 
     def __len__(self) -> int:
         return self.plan.horizon.steps  # with micro-batches the loop body runs more often
@@ -219,7 +221,7 @@ class Private:
         loop = self._loop.new_loop(between_steps=self._step is None)
         for batch in self._passes.of(batches):
             if self.progress.step >= self.plan.horizon.steps:
-                return
+                break
             records = 0 if batch is None else binding.records_in(batch)
             self._step = self._new_step()
             yield from self._public_batches(loop)
@@ -228,13 +230,9 @@ class Private:
                 continue
             self._engine.watch.stock.note(batch)
             own = to_device(kept(batch), self._device)  # what the loop writes must not come back in the next epoch
-            self._learn(batch)
+            self._turns.learn_given(batch)
             yield from self._given(MicroBatch(own, records, is_last=True), loop)
-
-    def _learn(self, batch: Any) -> None:
-        """The form of a batch of the user's."""
-        if not self._turns.can_stand_in and (records := binding.records_in(batch)):
-            self._turns.learn(to_device(batch, self._device), records)
+        self._between.check()
 
     def _given(self, micro: MicroBatch, loop: object) -> Iterator[Any]:
         """Yield a micro-batch; if its losses are made in a way that is new, after rehearsals."""
@@ -339,6 +337,8 @@ class Private:
             self._engine.begin(records, self._views, micro.units)
         self._draws.open()  # the watch notes where generators stand
         self._engine.follow(batch, records, self._views, private=self._data, kind=kind)
+        if self._step is not None and self._step.is_testing:
+            self._engine.watch.declare("a test")  # a pass that keeps no factors makes calls of its own
         if self._augment is not None:
             with self._draws.others_keyed():
                 batch = self._augment(batch)
@@ -399,6 +399,7 @@ class Private:
         """
         got, remedy = "one while an update is tested, waits or was cut off", "save when `private.settled` is true"
         check.require(self.settled, "a checkpoint between updates", got, remedy)
+        self._between.check()
         state = checkpoint.Checkpoint.of(self.plan, self._ledger, self.progress, self._parameters, self._schedulers)
         save(state if with_model else state.without_model(), path, self.world, self._engine.sharding)
 

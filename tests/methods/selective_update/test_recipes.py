@@ -124,11 +124,16 @@ def test_the_test_sees_old_and_new_parameters_on_the_same_fresh_records() -> Non
     phases: list[tuple[Tensor, Tensor]] = []
     pieces: list[Tensor] = []
     for x, y in run:
-        pieces.append(x.clone())
-        if run._loop.sample_ended:  # the first batch comes in several pieces
-            phases.append((torch.cat(pieces), nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()))
-            pieces = []
+        if not run.is_rehearsal:
+            pieces.append(x.clone())
+        ends = run._loop.sample_ended  # the first batch comes in several pieces
+        parameters = nn.utils.parameters_to_vector(run.model.parameters()).detach().clone()
         run.step(F.cross_entropy(run.model(x), y, reduction="none"))
+        if not run._engine.watch.is_rehearsed:
+            pieces = pieces if run.is_rehearsal else pieces[:-1]  # the first one of a test comes again
+        elif ends:
+            phases.append((torch.cat(pieces), parameters))
+            pieces = []
     assert len(phases) == 24
     for step in range(8):
         (first, _), (old, at_old), (new, at_new) = phases[3 * step : 3 * step + 3]
@@ -283,7 +288,7 @@ def test_companions_cost_what_their_releases_and_tests_cost(recipe: Recipe) -> N
     plan = recipe.using(acceptance=LossTest()).bind(noise=1.0, horizon=HORIZON, delta=1e-5)
     assert plan.certificate().epsilon == bound().certificate().epsilon
     private = start(plan)
-    assert len(go(private)) == 3 * HORIZON.steps + 2  # two rehearsals
+    assert len(go(private)) == 3 * HORIZON.steps + 5  # rehearsals of both kinds of passes; the first test comes again
     assert private.ledger.charge().certified == plan.charge().certified
 
 
@@ -291,3 +296,27 @@ def test_an_unproven_release_stays_unproven_beside_its_tests() -> None:
     plan = bound(analysis=Unproven("no reason"))
     assert plan.certificate().epsilon == math.inf
     assert any("no reason" in line for line in plan.certificate().assumptions)
+
+
+class Attention(nn.Module):
+    """A layer that the engine takes apart while it keeps factors, and not while it tests an update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.inside(x, x, x, need_weights=False)[0].mean(1))
+        return outputs
+
+
+@pytest.mark.parametrize("micro_batch", [None, 4])
+def test_the_passes_of_a_test_make_calls_of_their_own(micro_batch: int | None) -> None:
+    model, horizon = Attention(), Horizon.of(records=12, batch=12, steps=2)
+    plan = methods.sur().bind(noise=1.0, horizon=horizon, delta=1e-3)
+    data = TensorDataset(torch.randn(12, 5, 4), torch.zeros(12, dtype=torch.int64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = Private(model, optimizer, plan, data, streams=Streams.seeded(1), micro_batch=micro_batch)
+    for x, y in private:
+        private.step(F.cross_entropy(model(x), y, reduction="none"))
+    assert private.progress.step == 2

@@ -15,7 +15,7 @@ from torch._C._functorch import TransformType, peek_interpreter_stack
 
 from discreet.core.check import refuse
 from discreet.engine.proof.blame import VALUES, user_line
-from discreet.engine.proof.watched_functions import CTC, DATA_SET, HOOKS
+from discreet.engine.proof.watched_functions import DATA_SET, HOOKS, UNCHECKED
 from discreet.engine.trace.capture import name_of
 
 compiler_at_work: Final = get_eval_frame_callback
@@ -107,8 +107,9 @@ def refuse_unchecked(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
     public.
     """
     name = _name_in_aten(func)
-    if func in CTC:
-        _check_targets(*args, **kwargs)
+    if func in UNCHECKED:
+        check = _check_targets if name == "ctc_loss" else _check_grid
+        check(*args, **kwargs)
     elif name == "batch_norm":
         _no_training_batch_norm(*args, **kwargs)
     elif func is F.instance_norm:
@@ -154,6 +155,18 @@ def _check_targets(
             f"targets of F.ctc_loss from 0 to {classes - 1}, the last of the classes",
             f"others at {user_line()}, for which torch reads memory beside a record's own",
             "check targets before training",
+        )
+
+
+def _check_grid(input: Tensor, grid: Tensor, *_: Any, **__: Any) -> None:
+    """Refuse coordinates of `grid_sample` that are not finite: torch makes places in memory of them."""
+    with torch._C.DisableTorchFunction():
+        is_finite = bool(grid.detach().isfinite().all())
+    if not is_finite:
+        refuse(
+            "finite coordinates for F.grid_sample",
+            f"others at {user_line()}, for which torch reads memory beside a record's own",
+            "check values before training, or bound the coordinates: torch.nan_to_num(grid)",
         )
 
 

@@ -234,6 +234,17 @@ def _ctc_loss(log_probs: Tensor, targets: Tensor, *args: Any, **kwargs: Any) -> 
     return result
 
 
+def _with_finite_grid(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a look at its coordinates: NaN ends the process."""
+
+    def checked(data: Tensor, grid: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not bool(grid.isfinite().all()):
+            raise ValueError("finite coordinates")
+        return func(data, grid, *args, **kwargs)
+
+    return checked
+
+
 STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
     torch.poisson: _elementwise,
     torch._standard_gamma: _elementwise,
@@ -243,6 +254,7 @@ STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
     torch._sample_dirichlet: _spread_over_the_last_axis,
     **{func: _recurrent(func) for func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
     F.ctc_loss: _ctc_loss,
+    **{func: _with_finite_grid(func) for func in (F.grid_sample, torch.grid_sampler)},
 }
 """Functions that are proven by another of the same form.
 

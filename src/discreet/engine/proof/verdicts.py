@@ -30,6 +30,7 @@ from discreet.engine.proof.forms.provable_call import (
     factor_of,
 )
 from discreet.engine.proof.forms.small_sizes import named
+from discreet.engine.proof.generic_values import STAND_INS
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin, PublicRows
 from discreet.engine.trace.capture import RecordAxis, bare_name, name_of
 from discreet.engine.trace.settings import ELEMENTWISE
@@ -71,7 +72,8 @@ SIZED: Final = named(
 _SLIDING: Final = re.compile("conv(?!ert)|pool|fold|im2col|col2im|interpolate|upsample|grid_sample")
 _BY_MEMORY: Final = ("as_strided", "reshape_alias", "set_", "resize_", "resize", "resize_as", "set_source")
 READS_MEMORY: Final = "it reads memory by address, whatever lies there"
-_DRAWS_BY_VALUES: Final = ("poisson", "binomial")  # none for a rate or a count of zero
+_BY_NUMBERS: Final = ("ctc_loss", "grid_sampler", "segment_reduce", "convert_indices")
+_DRAWS_BY_VALUES: Final = ("poisson", "binomial", "rrelu")  # none for a rate or a count of zero, or what is positive
 _SHIFTS: Final = ("roll", "tril", "triu", "diag")
 _FAR: Final = 60
 
@@ -329,8 +331,8 @@ def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
         return "it may slide over the records, which are not along the first axis"
     if bare_name(func).startswith("nextafter"):
         return "it tells numbers apart that are equal but for rounding"
-    if bare_name(func) == "ctc_loss" and func is not F.ctc_loss:
-        return "it reads memory by targets that torch does not check (call F.ctc_loss)"
+    if _is_unchecked(func):
+        return "it reads memory by numbers that torch does not check (call the function of torch.nn.functional)"
     if reading.opaque is Opaque.ARRAY:
         return "it takes values from NumPy, which are not watched"
     if reading.opaque is not None:
@@ -342,6 +344,13 @@ def unprovable(func: Callable[..., Any], reading: Reading) -> str | None:
     if _module_of(func).startswith(("torch.autograd", "torch._higher_order_ops", "torch._functorch", "torch.func.")):
         return "it runs functions that are not watched"
     return None
+
+
+def _is_unchecked(func: Callable[..., Any]) -> bool:
+    """Whether a function may read memory of others, which values of ours, that are in range, do not show."""
+    name = bare_name(func)
+    is_checked = func in STAND_INS or not name.startswith(_BY_NUMBERS)
+    return not is_checked or (_is_operator(func) and name.endswith("_backward"))
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -3,15 +3,17 @@
 from typing import Any, final
 
 import numpy as np
+import torch
 
 from discreet.core import check
 from discreet.engine.shards.sharding import Sharding
 from discreet.stages.combination import TakeFirst
 from discreet.stages.domain import Unbounded
 from discreet.stages.plan import Plan
+from discreet.training.binding import records_in
 from discreet.training.collate import kept
 from discreet.training.draws import Draw
-from discreet.training.loader import Loader, MicroBatch
+from discreet.training.loader import Loader, MicroBatch, to_device
 from discreet.training.rehearsal import Rehearsals
 
 
@@ -26,8 +28,10 @@ class Turns:
     loader  of the records of this process; None if it has none, or if the user brings them
     """
 
-    def __init__(self, sharding: Sharding | None, rehearsals: Rehearsals, loader: Loader | None) -> None:
-        self._sharding, self._rehearsals, self._loader = sharding, rehearsals, loader
+    def __init__(
+        self, sharding: Sharding | None, rehearsals: Rehearsals, loader: Loader | None, device: torch.device
+    ) -> None:
+        self._sharding, self._rehearsals, self._loader, self._device = sharding, rehearsals, loader, device
         self._made: tuple[Any, int] | None = None
 
     @property
@@ -48,6 +52,11 @@ class Turns:
         """The form of batches that the user brings."""
         if self._made is None:
             self._made = next(iter(self._rehearsals.like(batch, records)))
+
+    def learn_given(self, batch: Any) -> None:
+        """The form of a batch of the user's, if none is known yet."""
+        if not self.can_stand_in and (records := records_in(batch)):
+            self.learn(to_device(batch, self._device), records)
 
     def stand_in(self) -> MicroBatch:
         """Made-up records in place of those that a process has not, or has not left."""

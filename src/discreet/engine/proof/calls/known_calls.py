@@ -40,12 +40,12 @@ from discreet.engine.proof.calls.judgement import WatchedCall
 from discreet.engine.proof.forms.call_forms import PLAIN, Reading
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Origin, has_memory
 from discreet.engine.proof.verdicts import SIZED, contents, fits
-from discreet.engine.proof.watched_functions import CTC, FILLS, RECURRENT, SPECIAL, changes_graph
+from discreet.engine.proof.watched_functions import FILLS, RECURRENT, SPECIAL, UNCHECKED, changes_graph
 from discreet.engine.trace.capture import ForwardTrace
 
 Draws = tuple[Origin, ...]  # the states that a call left
 _MOST_CALLS: Final = 10_000  # that are remembered, for all numbers of records
-_HAVE_MORE: Final = (SPECIAL - FILLS) | CTC | {Tensor.__deepcopy__}
+_HAVE_MORE: Final = (SPECIAL - FILLS) | UNCHECKED | {Tensor.__deepcopy__}
 """Functions that do more than their origins tell. To fill memory is a write, where it is not that of torch.empty."""
 
 
