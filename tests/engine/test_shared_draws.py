@@ -65,7 +65,7 @@ def drawn_twice_from_one_state(x: Tensor) -> Tensor:
 
 def as_a_scale(x: Tensor) -> Tensor:
     drawn = flat(x)
-    return blocks(torch.normal(x.t().reshape(-1), drawn), x) + drawn.view(len(x), K)
+    return torch.normal(x.reshape(-1), drawn).view(len(x), K) + blocks(drawn, x)
 
 
 def in_memory_that_was_empty(x: Tensor) -> Tensor:

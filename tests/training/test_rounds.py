@@ -284,7 +284,7 @@ def test_a_restart_continues_with_new_keys(tmp_path: Path) -> None:
     run.release()  # seen by clients, and lost to the checkpoint
     lost = moved(run) - after_one
     run.close()
-    with pytest.raises(Refused, match="fresh keys"):
+    with pytest.raises(Refused, match="streams that another run has used"):
         rounds(which, ledger=ledger, resume=saved, streams=first)
     again = rounds(which, ledger=ledger, resume=saved, streams=Streams.from_os())
     assert again.left == 2  # the lost round is not run again

@@ -311,7 +311,7 @@ class LineageTable:
         for one in given:
             if one is made:
                 return
-        seen = weakref.ref(made), made._version, type(made.grad_fn), origin, self.clock
+        seen = weakref.ref(made), version_of(made), type(made.grad_fn), origin, self.clock
         self.entries[id(made)] = tuple.__new__(SeenTensor, seen)  # much faster than SeenTensor.of
 
     def put_all(

@@ -353,6 +353,10 @@ static int put_again(PyObject *table, PyObject *result, PyObject *origin, PyObje
         if (PyList_GetItem(tensors, i) == result)
             return 0;
     PyObject *reference = PyWeakref_NewRef(result, NULL), *version = PyObject_GetAttr(result, s_version);
+    if (version == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+        PyErr_Clear(); /* tensors of inference mode do not count writes */
+        version = PyLong_FromLong(-1);
+    }
     PyObject *node = PyObject_GetAttr(result, s_grad_fn), *clock = PyObject_GetAttr(table, s_clock);
     PyObject *entries = PyObject_GetAttr(table, s_entries), *key = PyLong_FromVoidPtr(result);
     PyObject *values = NULL, *seen = NULL;
