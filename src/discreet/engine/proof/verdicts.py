@@ -232,7 +232,10 @@ def verdict_of_reading(func: Callable[..., Any], args: Any, kwargs: Any, reading
 
 
 def _by_proof(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> CallVerdict:
-    small = provable_small(func, args, kwargs, reading)
+    try:
+        small = provable_small(func, args, kwargs, reading)
+    except UnprovableError as error:  # at no size, with these numbers
+        return _failing(error)
     if small is not None:
         form = form_of(func, ("small", small.key()))  # shared by all calls that are the same at small sizes
         if form.verdict is None:
@@ -251,7 +254,11 @@ def _tried(call: ProvableCall) -> CallVerdict:
     try:
         return _proof_of(call, (FEW, MANY))
     except UnprovableError as error:
-        return CallVerdict((MIXED,), (None,), why=f"it fails on generic values ({error})")
+        return _failing(error)
+
+
+def _failing(error: UnprovableError) -> CallVerdict:
+    return CallVerdict((MIXED,), (None,), why=f"it fails on generic values ({error})")
 
 
 def _proof_of(call: ProvableCall, sizes: Sequence[int]) -> CallVerdict:

@@ -292,7 +292,8 @@ def provable(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading,
 
 def provable_small(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading) -> ProvableCall | None:
     """The same on smaller tensors; None if the sizes of the function matter."""
-    small = smaller(func, args, kwargs, reading.tensors, reading.sizes())
+    sizes, numbers = reading.sizes(), reading.numbers
+    small = smaller(func, args, kwargs, reading.tensors, sizes, numbers, reading.records)
     return None if small is None else _provable(func, reading, small, exact=False)
 
 

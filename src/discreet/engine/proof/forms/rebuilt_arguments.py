@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discreet.engine.proof.forms.bound_arguments import SmallCall
+from discreet.engine.proof.forms.bound_arguments import Given, SmallCall
 from discreet.engine.proof.forms.moderate_numbers import MOST_WHOLE
 from discreet.engine.proof.forms.provable_call import Numbers, factor_of
 
@@ -98,6 +98,8 @@ class _Sized:
             return _Place(next(self.places))
         tree = tree.item() if isinstance(tree, np.generic) else tree  # as it is read
         kind = type(tree)
+        if kind is Given:
+            return tree.for_records(self.records)
         if kind is bool or (self.is_fixed and isinstance(tree, (int, float))):
             return tree
         if isinstance(tree, int) and not self.changes:

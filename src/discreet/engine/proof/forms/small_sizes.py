@@ -16,14 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.engine.proof.forms.bound_arguments import SHARED, BoundArguments, Sizes, SmallCall, capped, whole
+from discreet.engine.proof.forms.provable_call import Numbers
 from discreet.engine.proof.forms.small_indices import smaller_index
+from discreet.engine.proof.forms.small_views import smaller_expansion, smaller_split, smaller_view
 from discreet.engine.trace.settings import ELEMENTWISE
 
 _EACH: Final = 2  # channels in each of at most as many groups
 
 
 def smaller(
-    func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor], sizes: list[Sizes]
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    tensors: list[Tensor],
+    sizes: list[Sizes],
+    numbers: Numbers,
+    records: int,
 ) -> SmallCall | None:
     """The same call on smaller tensors; None if the sizes of the function matter."""
     if func in SIZE_FREE:
@@ -35,7 +43,7 @@ def smaller(
     if rule is None:
         return None
     try:
-        return rule(BoundArguments(args, kwargs, tensors, sizes))
+        return rule(BoundArguments(args, kwargs, tensors, sizes, numbers, records))
     except (KeyError, TypeError, ValueError, IndexError):  # arguments in a form that the rule does not know
         return None
 
@@ -237,6 +245,10 @@ def _rules() -> Iterator[tuple[str, Callable[[BoundArguments], SmallCall]]]:
     yield "interpolate", _resample
     yield "group_norm", _group_norm
     yield "pad", _pad
+    yield "view", smaller_view
+    yield "reshape", smaller_view
+    yield "expand", smaller_expansion
+    yield "split", smaller_split
     yield "chunk", _chunk
     yield "unflatten", _unflatten
     yield "getitem", smaller_index
