@@ -1,8 +1,10 @@
 """The scripts that an engine has learned, one for each form of input."""
 
+import inspect
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ class KnownTraces:
     def __init__(self, model: nn.Module, roots: Sequence[Tracked], layout: Layout) -> None:
         self._model, self._roots, self._layout = model, roots, layout
         self._known: dict[Any, ForwardTrace] = {}
+        self._named: dict[Any, ForwardTrace] = {}  # by the names of what forward() takes
         self._batched: dict[Any, tuple[bool, ...]] = {}  # by the structure of the inputs
         self.busy = False
 
@@ -54,7 +57,7 @@ class KnownTraces:
             key = self._key(structure, tensors, batched, views)
             try:
                 if key not in self._known:
-                    self._known[key] = self._learn(inputs, batched, views)
+                    self._known[key] = self._learn_once(inputs, batched, views)
             except Exception as error:
                 first_error = first_error or error
                 continue
@@ -97,6 +100,18 @@ class KnownTraces:
                 for constant in itertools.combinations(unsure, size):
                     yield tuple(fits and i not in constant for i, fits in enumerate(sized))
 
+    def _learn_once(self, inputs: Any, batched: tuple[bool, ...], views: int) -> ForwardTrace:
+        """The same script serves `model(x)` and `model(input_ids=x)`: forward() cannot tell them apart."""
+        order = _order_by_name(self._model, inputs)
+        if order is None:
+            return self._learn(inputs, batched, views)
+        form, places = order
+        tensors = tensors_in(inputs)
+        key = self._key(form, [tensors[i] for i in places], tuple(batched[i] for i in places), views)
+        if key not in self._named:
+            self._named[key] = self._learn(inputs, batched, views)
+        return replace(self._named[key], batched=batched)
+
     def _learn(self, inputs: Any, batched: tuple[bool, ...], views: int) -> ForwardTrace:
         self.busy = True
         try:
@@ -132,6 +147,21 @@ def _mode(model: nn.Module, roots: Sequence[Tracked]) -> Any:
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
     modules = tuple(modules_in(model))  # themselves: one that replaces another is another, wherever it lies
     return modules, settings_of(modules), autocast
+
+
+def _order_by_name(model: nn.Module, inputs: Any) -> tuple[Any, list[int]] | None:
+    """The form of the inputs by the names of what forward() takes, and where its tensors lie among the inputs.
+
+    None where these do not say which tensor is which.
+    """
+    args, kwargs = inputs
+    places = {id(tensor): i for i, tensor in enumerate(tensors_in(inputs))}
+    try:
+        named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return None
+    order = [places.get(id(tensor), -1) for tensor in tensors_in(named)]
+    return (_structure(named), order) if sorted(order) == list(range(len(tensors_in(inputs)))) else None
 
 
 def _structure(tree: Any) -> Any:
