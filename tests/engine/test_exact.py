@@ -144,6 +144,31 @@ def test_a_constant_with_as_many_rows_as_records_is_known_from_earlier_batches()
         assert disagreement(answer(engine, inputs, records, weights), truth, weights) < 1e-10
 
 
+def test_inputs_by_place_and_by_name_are_learned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned, learn = list[Any](), scripts.KnownTraces._learn
+
+    def counted(self: Any, inputs: Any, batched: tuple[bool, ...], views: int) -> Any:
+        learned.append(batched)
+        return learn(self, inputs, batched, views)
+
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 3)
+
+        def forward(self, table: Tensor, x: Tensor, *, scale: float = 1.0) -> Tensor:
+            return (self.net(x) @ table).mul(scale)
+
+    monkeypatch.setattr(scripts.KnownTraces, "_learn", counted)
+    model = Scored().double()
+    engine, table, x = Engine(model), torch.randn(3, 5).double(), torch.randn(7, 4).double()
+    named: dict[str, Tensor] = {"x": x, "table": table}
+    for inputs in ((table, x), {}), ((), named), ((table,), {"x": x}), ((table, x), {"scale": 2.0}):
+        weights, truth = torch.rand(7), by_autograd(model, inputs)
+        assert disagreement(answer(engine, inputs, 7, weights), truth, weights) < 1e-10
+    assert learned == [(False, True)] * 2  # the last has an argument more
+
+
 def test_a_flag_that_changes_the_axis_has_a_script_of_its_own() -> None:
     """Six records of six positions: the wrong script would fit, and group the wrong rows."""
 
