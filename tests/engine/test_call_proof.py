@@ -72,6 +72,7 @@ SPATIAL: dict[str, Callable[[], Made]] = {
     "half of all": lambda: (Tensor.__getitem__, (x(12, 8), (..., slice(None, 4))), {}),
     "slice of tokens": lambda: (Tensor.__getitem__, (x(6, 12), (slice(None), slice(None, -1))), {}),
     "one token": lambda: (Tensor.__getitem__, (x(6, 12), (slice(None), 0, None)), {}),
+    "unbind": lambda: (Tensor.unbind, (x(3, 20), 1), {}),
     "unflatten": lambda: (Tensor.unflatten, (x(6, 12), 2, (3, 4)), {}),
     "tokens": lambda: (Tensor.view, (x(20, 12), -1, 12), {}),
     "heads": lambda: (Tensor.view, (x(20, 12), 7, 20, -1, 4), {}),
@@ -112,6 +113,17 @@ def test_smaller_sizes_show_the_same(make: Callable[[], Made]) -> None:
     entries = [sum(torch.Size(leaf.shape(1)).numel() for leaf in call.leaves) for call in (small, whole)]
     assert entries[0] < entries[1]
     assert prove(small).outputs == prove(whole).outputs == (RecordAxis(0),) * len(prove(small).outputs)
+
+
+@pytest.mark.parametrize(("queries", "keys", "fewer"), [(9, 3, (4, 2)), (8, 1, (2, 1)), (12, 12, (4, 4))])
+def test_attention_keeps_heads_that_share_a_key(queries: int, keys: int, fewer: tuple[int, int]) -> None:
+    args = x(queries, 20, 8), x(keys, 20, 8), x(keys, 20, 8)
+    reading, settings = Reading(7), {"enable_gqa": True}
+    reading.read_call(args, settings, lambda tensor: Origin(RecordAxis(0), 1))
+    small = provable_small(F.scaled_dot_product_attention, args, settings, reading)
+    assert small is not None
+    assert [leaf.shape(67)[1] for leaf in small.leaves] == [fewer[0], fewer[1], fewer[1]]
+    assert prove(small).outputs == (RecordAxis(0),)
 
 
 def test_rows_of_a_table_are_proven_narrower() -> None:

@@ -37,8 +37,8 @@ def smaller(
     if func in SIZE_FREE:
         if func in _NORMALISING:
             args, kwargs = _capped_shape(args), {name: _capped_shape((value,))[0] for name, value in kwargs.items()}
-        size_of = _no_larger if func in _GROUPING else capped
-        return SmallCall(args, kwargs, [tuple(map(size_of, own)) for own in sizes], is_fixed=func in _NORMALISING)
+        small = _fewer_heads(sizes) if func in _GROUPING else [tuple(map(capped, own)) for own in sizes]
+        return SmallCall(args, kwargs, small, is_fixed=func in _NORMALISING)
     rule = _RULES.get(func)
     if rule is None:
         return None
@@ -50,6 +50,21 @@ def smaller(
 
 def _no_larger(size: Any) -> Any:
     return (min(size[0], SHARED),) if type(size) is tuple else min(size, SHARED)
+
+
+def _fewer_heads(sizes: list[Sizes]) -> list[Sizes]:
+    """Of attention: some queries for each key, if there were more heads of queries than of keys."""
+    heads = [own[-3] for own in sizes[:2] if len(own) > 3 and type(own[-3]) is int]
+    fewer: dict[int, int] = {}
+    if len(heads) == 2 and heads[0] != heads[1] > 0 == heads[0] % heads[1]:
+        keys = min(heads[1], _EACH)
+        fewer = {heads[0]: keys * _EACH, heads[1]: keys, 1: 1}
+    return [
+        tuple(fewer.get(size, size) if axis == len(own) - 3 else _no_larger(size) for axis, size in enumerate(own))
+        if fewer
+        else tuple(map(_no_larger, own))
+        for own in sizes
+    ]
 
 
 def _capped_shape(args: Any) -> Any:
@@ -219,6 +234,11 @@ def _chunk(call: BoundArguments) -> SmallCall:
     )
 
 
+def _unbind(call: BoundArguments) -> SmallCall:
+    """unbind(input, dim)."""
+    return _along(call, call.get(1, "dim", 0), lambda size: size)
+
+
 def _unflatten(call: BoundArguments) -> SmallCall:
     """unflatten(input, dim, sizes)."""
     return _along(call, call.get(1, "dim"), lambda size: size)
@@ -250,6 +270,7 @@ def _rules() -> Iterator[tuple[str, Callable[[BoundArguments], SmallCall]]]:
     yield "expand", smaller_expansion
     yield "split", smaller_split
     yield "chunk", _chunk
+    yield "unbind", _unbind
     yield "unflatten", _unflatten
     yield "getitem", smaller_index
     yield "setitem", _write
