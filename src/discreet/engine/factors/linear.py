@@ -149,9 +149,12 @@ class OneHot:
             total.index_add_(0, rows, scaled.flatten(0, 1))
 
     def instantiate(self, start: int, stop: int) -> Tensor:
+        return self.add_to(self.right_NPB.new_zeros(stop - start, *self.shape), start, stop)
+
+    def add_to(self, grads_N: Tensor, start: int, stop: int) -> Tensor:
+        """Add the gradients of some records to others."""
         index, right = self.index_NP[start:stop], self.right_NPB[start:stop]
-        grads = right.new_zeros(stop - start, *self.shape)
-        return grads.scatter_add_(1, index.unsqueeze(-1).expand_as(right), right)
+        return grads_N.scatter_add_(1, index.unsqueeze(-1).expand_as(right), right)
 
     def take(self, index_K: Tensor | slice, dtype: torch.dtype | None = None) -> OneHot:
         self._seal.check()
@@ -185,9 +188,14 @@ class Sum:
             part.add_weighted(weights_QN, total_Q)
 
     def instantiate(self, start: int, stop: int) -> Tensor:
-        total = self.parts[0].instantiate(start, stop).to(self.dtype, copy=True)
-        for part in self.parts[1:]:
-            total += part.instantiate(start, stop)
+        first, *others = self.parts
+        is_new = isinstance(first, (Outer, OneHot))  # these make gradients, others may have kept them
+        total = first.instantiate(start, stop).to(self.dtype, copy=not is_new)
+        for part in others:
+            if isinstance(part, OneHot) and part.dtype == self.dtype:
+                part.add_to(total, start, stop)
+            else:
+                total += part.instantiate(start, stop)
         return total
 
     def take(self, index_K: Tensor, dtype: torch.dtype | None = None) -> Sum:
