@@ -17,7 +17,9 @@ _RESULTS = Path(__file__).parents[2] / "results" / "models.json"
 
 
 def families(
-    only: Annotated[str | None, flag("Comma-separated families (default: all); the others keep their rows.")] = None,
+    only: Annotated[
+        str | None, flag("Comma-separated families (default: those of random weights); others keep their rows.")
+    ] = None,
     out: Annotated[Path, flag("The file to write or to update (default: results/models.json).")] = _RESULTS,
     docs: Annotated[bool, flag("Only write docs/models.md from the file.")] = False,
 ) -> int:
@@ -39,11 +41,11 @@ def _measure(answer: dict[str, Any], only: str | None, out: Path) -> None:
     import torch
 
     from research.families.family import MEASURED
-    from research.families.measure import ALL, row_of_own_process
+    from research.families.measure import ALL, FAMILIES, row_of_own_process
 
     torch.set_num_threads(1)
     names = [family.name for family in ALL]
-    chosen = names if only is None else [name.strip() for name in only.split(",")]
+    chosen = [family.name for family in FAMILIES] if only is None else [name.strip() for name in only.split(",")]
     unknown = [name for name in chosen if name not in names]
     check.require(not unknown, f"families of {', '.join(names)}", ", ".join(unknown), "use these names")
     kept = answer["families"]

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from discreet.data.features.sentences import HOW, WEIGHTS, WEIGHTS_SHA256
 from research.families.family import Family, Scale, padded
-from research.tasks import smollm2
 from research.tasks.files import published
 
 
@@ -33,14 +32,13 @@ def _minilm(scale: Scale) -> nn.Module:
 
 
 def _smollm2(scale: Scale) -> nn.Module:
+    from research.tasks import smollm2  # needs the research extra
+
     return smollm2.language_model(smollm2.weights())
 
 
 _TOLD: Final = "published weights, padded mask"
 FAMILIES: Final = tuple(
     Family(name=name, library="transformers", settings=f"{_TOLD}, {head}", make=make, inputs=padded)
-    for name, head, make in (
-        ("all-MiniLM-L6-v2", "classifier", _minilm),
-        ("SmolLM2-135M", "language model", _smollm2),
-    )
+    for name, head, make in (("all-MiniLM-L6-v2", "classifier", _minilm), ("SmolLM2-135M", "language model", _smollm2))
 )

@@ -11,9 +11,10 @@ import discreet
 
 pytest.importorskip("timm", reason="needs the test extra: pip install -c constraints.txt -e '.[test]'")
 
+from discreet.core.check import Refused
 from research.families import page, text
 from research.families.family import SMALL, Family, losses_of
-from research.families.measure import FAMILIES, made, norm_error, row
+from research.families.measure import ALL, FAMILIES, made, norm_error, row
 
 # tests/engine/test_hugging_face.py has the text models, with both kinds of attention.
 OTHERS = [family for family in FAMILIES if family not in text.FAMILIES]
@@ -25,6 +26,16 @@ IN_A_LOOP = ("BERT", "T5", "LoRA on Llama", "prompt tuning on Llama", "Whisper",
 
 @pytest.mark.parametrize("family", OTHERS, ids=lambda family: family.name)
 def test_norms_are_those_of_autograd(family: Family) -> None:
+    assert norm_error(family) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ALL[len(FAMILIES) :], ids=lambda family: family.name)
+def test_norms_of_published_weights(family: Family) -> None:
+    try:
+        made(family, SMALL)
+    except (Refused, ImportError) as missing:
+        pytest.skip(str(missing))
     assert norm_error(family) < 1e-5
 
 
@@ -54,5 +65,5 @@ def test_a_row_and_its_page(tmp_path: Path) -> None:
 
 def test_every_family_is_on_the_page() -> None:
     kept = json.loads((page.PAGE.parents[1] / "results" / "models.json").read_text())
-    assert list(kept["families"]) == [family.name for family in FAMILIES]
+    assert list(kept["families"]) == [family.name for family in ALL]
     assert page.table(kept) in page.PAGE.read_text(encoding="utf-8")
