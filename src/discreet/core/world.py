@@ -79,13 +79,12 @@ class World:
         """Whether it holds in any process."""
         return bool(self.sum_(torch.tensor([float(holds)])) > 0)
 
-    def agree(self, number: int | None) -> bool:
-        """Whether all processes that have a number, of at most 62 bits, have the same one."""
+    def agree(self, *numbers: int | None) -> list[bool]:
+        """For each of some numbers, of at most 62 bits: whether all processes that have it have the same one."""
         least = -(1 << 62)
-        ends = torch.tensor([least, least] if number is None else [number, -number])
+        ends = torch.tensor([end for number in numbers for end in _ends(number, least)])
         self._all("comparison", ends, lambda flat: dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=self.group))
-        most, negative = ends.tolist()
-        return bool(most == -negative or most == least)
+        return [most in (-negative, least) for most, negative in ends.view(-1, 2).tolist()]
 
     def sum_parts_(self, vector: torch.Tensor) -> torch.Tensor:
         """Replace this process's part of a vector by its sum over the processes, and the rest by zeros.
@@ -209,6 +208,10 @@ class World:
                 "The ledger holds what was spent. Remedy: read the error of the process that ended first, "
                 "then start all processes again and resume from the last checkpoint and its ledger."
             ) from error
+
+
+def _ends(number: int | None, least: int) -> tuple[int, int]:
+    return (least, least) if number is None else (number, -number)
 
 
 @contextmanager

@@ -33,3 +33,8 @@ QUESTIONS: Final = _questions()
 def kernel_settings() -> tuple[Any, ...]:
     """The answers, in order."""
     return tuple([ask() for ask in QUESTIONS])
+
+
+def named_kernel_settings() -> dict[str, Any]:
+    """The same by name, for messages."""
+    return {ask.__name__.removeprefix("_").removeprefix("get_"): ask() for ask in QUESTIONS}

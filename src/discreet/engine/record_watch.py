@@ -129,6 +129,11 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         """The choices and the numbers of this batch that were declared public."""
         return *self._declared, *self._numbers
 
+    @property
+    def declared_numbers(self) -> tuple[Any, ...]:
+        """The numbers in the calls of this batch that were declared public."""
+        return tuple(self._numbers)
+
     def rehearse(self, sizes: Sequence[int]) -> None:
         """Losses have to be made for rehearsals of these numbers of records first."""
         self.programs.sizes, self.programs.needs_rehearsal = frozenset(sizes), True

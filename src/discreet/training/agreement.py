@@ -1,4 +1,4 @@
-"""Check before the first step that all processes of a run use the same settings and hold different records."""
+"""Check that all processes have the same settings and other records, and in each step the same model and losses."""
 
 import hashlib
 import itertools
@@ -17,7 +17,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from discreet.core import check
 from discreet.core.streams import Streams
 from discreet.core.world import World
+from discreet.engine.kernel_settings import named_kernel_settings
+from discreet.engine.model.content import content_of, digest_of
 from discreet.engine.record_watch import RecordWatch
+from discreet.engine.shards.local import is_sharded, local_of
 from discreet.stages.plan import Plan
 from discreet.training.collate import seeded_generators
 
@@ -50,6 +53,12 @@ def check_agreement(
         "randomness": streams.statement,
         **settings,
     }
+    remedy = "build plan, model and optimizer from the same settings in every process"
+    _refuse_different(world, mine, f"the same run in all {world.size} processes", remedy)
+
+
+def _refuse_different(world: World, mine: Mapping[str, Any], expected: str, remedy: str) -> None:
+    """Refuse, in every process, settings that differ between processes."""
     everyone = [dict(_leaves("", settings)) for settings in world.gather(mine)]
     names = dict.fromkeys(itertools.chain.from_iterable(everyone))
     different = [name for name in names if len({settings.get(name, _MISSING) for settings in everyone}) > 1]
@@ -58,8 +67,7 @@ def check_agreement(
     if named:
         shown = "; ".join(f"{name}: {_by_rank(name, everyone)}" for name in named[:_SHOWN])
         more = f"; and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-        expected = f"the same run in all {world.size} processes"
-        check.refuse(expected, shown + more, "build plan, model and optimizer from the same settings in every process")
+        check.refuse(expected, shown + more, remedy)
 
 
 def _by_rank(name: str, everyone: Sequence[Mapping[str, str]]) -> str:
@@ -113,35 +121,113 @@ def _setting(value: Any) -> Any:
 
 
 @final
+class Replica:
+    """What a process has of the model and the optimizer, which others must have, too.
+
+    Parameters are compared by their contents: they make the losses. The settings of the optimizer are compared before
+    they move the parameters apart. Its state needs no comparison: it shows in the next parameters.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def settings(self) -> dict[str, Any]:
+        """What all processes have in common. The shards of a sharded model are not part of it."""
+        tensors = {name: tensor for name, tensor in self._tensors() if not is_sharded(tensor)}
+        return {
+            "model": _model(self._model),
+            "layout": {name: _strides(tensor) for name, tensor in tensors.items()},
+            "content": {name: f"{content_of(tensor):014x}" for name, tensor in tensors.items()},
+            "optimizer": _optimizer(self._optimizer, self._model),
+            "kernels": named_kernel_settings(),
+        }
+
+    def shards(self) -> int | None:
+        """A digest of the shards, which the processes that hold the same ones have in common; None without any."""
+        held = [content_of(local_of(tensor)) for _, tensor in self._tensors() if is_sharded(tensor)]
+        return digest_of(repr(held).encode()) if held else None
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return itertools.chain(self._model.named_parameters(), self._model.named_buffers())
+
+
+def _strides(tensor: Tensor) -> str:
+    """The layout in memory, which decides how kernels round; strides of axes with one entry say nothing."""
+    if tensor.layout != torch.strided:
+        return str(tensor.layout)
+    return "strides " + repr([stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1])
+
+
+@final
 class Ways:
     """Refuses a step whose processes make their losses in different ways, before it is charged.
 
     Leaving one record out moves others to another process. Guarantee: a record's loss is made by the same calls, with
-    the same numbers, parameters and public tensors, in every process. Not compared: values that `discreet.public`
-    declares, sizes of a record, and losses that were not rehearsed because a declared choice never came twice.
+    the same numbers, parameters and public tensors, in every process, and these have the same contents and layouts. Not
+    compared: tensors that `discreet.public` declares, sizes of a record, and calls of losses that were not rehearsed
+    because a declared choice never came twice.
+
+    holders  the processes that hold the same shards of the model, or the whole model
+    replica  None without a model
     """
 
-    def __init__(self, world: World) -> None:
-        self._world, self._ways = world, set[tuple[int | None, int | None]]()
+    def __init__(self, world: World, holders: World, replica: Replica | None) -> None:
+        self._world, self._holders, self._replica = world, holders, replica
+        self._ways = set[tuple[int | None, int | None]]()
+        self._numbers = set[str]()  # that were declared
 
     def note(self, watch: RecordWatch, *, has_gradients: bool = True) -> None:
         """The losses of a micro-batch were made."""
         self._ways.add((watch.programs.way, watch.backward_programs.way if has_gradients else None))
+        if self._world.size > 1:
+            self._numbers.add(repr(watch.declared_numbers))
 
-    def check(self) -> None:
-        """Compare the ways of all processes in this step; a process without records has none."""
+    def check(self, scale: float) -> None:
+        """Compare all processes in this step; a process without records has no ways.
+
+        scale  the bounder's state
+        """
         if self._world.size > 1:
             known = sorted((way, -1 if back is None else back) for way, back in self._ways if way is not None)
+            mine = {"scale": scale, **({} if self._replica is None else self._replica.settings())}
+            same_ways, same_numbers, same_settings = self._world.agree(
+                digest_of(repr(known).encode()) if known else None,
+                digest_of(repr(sorted(self._numbers)).encode()) if self._numbers else None,
+                digest_of(repr(mine).encode()),
+            )
+            if not same_settings:
+                _refuse_different(self._world, mine, self._expected, _ALIKE)
+            self._check_shards()
             expected = "losses that every process makes by the same calls, with the same numbers and public tensors"
             remedy = (
                 "use the same code and constants in every process: draw what is public under one seed, not under the "
                 "rank, or make it a buffer of the model; choose alike where you declare a choice with discreet.public; "
                 "pass the same micro_batch"
             )
-            numbers = [hashlib.blake2b(repr(known).encode(), digest_size=7).digest()] if known else []
-            same = self._world.agree(int.from_bytes(numbers[0], "big") if numbers else None)
-            check.require(same, expected, "other losses in some processes", remedy)
+            check.require(same_ways, expected, "other losses in some processes", remedy)
+            expected, got = "the same numbers in discreet.public in every process", "others in some processes"
+            remedy = "do not draw or compute them from the rank or from the records: draw them under one seed"
+            check.require(same_numbers, expected, got, remedy)
         self._ways.clear()
+        self._numbers.clear()
+
+    @property
+    def _expected(self) -> str:
+        return f"the same model and optimizer settings in all {self._world.size} processes at every step"
+
+    def _check_shards(self) -> None:
+        """Compare the shards of those that hold the same ones: of a model that is sharded and replicated (HSDP)."""
+        if self._replica is None or self._holders.size == 1 or self._holders == self._world:
+            return
+        differs = self._world.any(not all(self._holders.agree(self._replica.shards())))
+        check.require(not differs, self._expected, "replicas with other shards", _ALIKE)
+
+
+_ALIKE: Final = (
+    "do the same in every process: load weights before Private is built or on every rank, build tensors in one layout, "
+    "and step schedulers on every rank, only where private.step returned True; use one kind of machine, one version of "
+    "torch and the same number of threads, because others round differently"
+)
 
 
 _COMPARED: Final = 16  # records of each process

@@ -23,7 +23,7 @@ from discreet.engine.proof.program import BatchKind
 from discreet.stages.plan import Plan
 from discreet.stages.update import unpack
 from discreet.training import binding, checkpoint
-from discreet.training.agreement import check_agreement, check_shards
+from discreet.training.agreement import Replica, check_agreement, check_shards
 from discreet.training.averaging import Average
 from discreet.training.collate import kept
 from discreet.training.draws import Cuts, Draw, Sampler, slots_of
@@ -346,7 +346,8 @@ class Private:
         return batch
 
     def _new_step(self) -> PrivateStep:
-        return PrivateStep(self.plan, self._engine, self.progress, self.streams, self._pay, self.world)
+        run = self.plan, self._engine, self.progress, self.streams, self._pay, self.world
+        return PrivateStep(*run, Replica(self.model, self.optimizer))
 
     def _end_sample(self) -> bool:
         """Finish the batch of a step or of the test of its update. Returns whether the parameters changed."""

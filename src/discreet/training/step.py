@@ -42,7 +42,7 @@ from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.update import update
 from discreet.stages.values import BoundedSum, PrivateState, Released, StepContext
-from discreet.training.agreement import Ways
+from discreet.training.agreement import Replica, Ways
 from discreet.training.averaging import Average
 from discreet.training.candidate import CandidateUpdate
 from discreet.training.handover import Handover
@@ -78,7 +78,14 @@ class PrivateStep:
     """
 
     def __init__(
-        self, plan: Plan, engine: Contributions, state: RunState, streams: Streams, pay: Pay, world: World
+        self,
+        plan: Plan,
+        engine: Contributions,
+        state: RunState,
+        streams: Streams,
+        pay: Pay,
+        world: World,
+        replica: Replica | None = None,
     ) -> None:
         self._plan, self._engine, self._state, self._pay, self._world = plan, engine, state, pay, world
         now = StepContext(
@@ -104,7 +111,7 @@ class PrivateStep:
             plan.mechanism.prepare(self._context)
         self._learning = plan.bounder.learning(self._context)
         self._candidate: CandidateUpdate | None = None
-        self._ways = Ways(world)
+        self._ways = Ways(world, engine.holders(world), replica)
 
     @property
     def is_testing(self) -> bool:
@@ -253,7 +260,7 @@ class PrivateStep:
 
     def _charge(self, event: Event, step: int) -> None:
         """Record the charge. The first process has the ledger on disk: no other adds noise before it has paid."""
-        self._ways.check()
+        self._ways.check(self._state.scale)
         self._pay(event, step)
         self._world.wait_for_first()
 
