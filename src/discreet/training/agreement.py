@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from discreet.core import check
+from discreet.core.secret_draws import seeded_generators
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.record_watch import RecordWatch
 from discreet.stages.plan import Plan
-from discreet.training.collate import seeded_generators
 
 _SHOWN = 3  # the number of differences that a message lists
 _MISSING = "absent"
