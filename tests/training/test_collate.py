@@ -596,3 +596,17 @@ def test_pictures_with_channels_last_are_accepted() -> None:
 def test_none_in_a_record_is_refused_in_words() -> None:
     with pytest.raises(Refused, match=r"records of tensors.*got a part that is None.*write a value in its place"):
         CollateAlike()([(torch.ones(2), None)] * 3)
+
+
+class Batch:
+    """As in PyTorch's documentation of `DataLoader`."""
+
+    def __init__(self, records: list[Any]) -> None:
+        self.x, self.y = stacked(records)
+
+
+def test_a_batch_that_is_an_object_is_accepted() -> None:
+    with closing(loop.private(dataset=Rows(), collate_fn=Batch, inputs=lambda batch: (batch.x,))) as run:
+        for batch in run:
+            run.step(loop.losses(run.model, batch.x, batch.y))
+    assert run.updates == loop.STEPS
