@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 import random
 import re
-from collections import UserDict
+from collections import UserDict, defaultdict
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pytest
@@ -16,13 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import loop
 from discreet import Private, methods
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
 from discreet.stages.sampling import FixedSize
-from discreet.training.collate import CollateEach, _joined, check_apart, collate_alike
+from discreet.training.collate import CollateAlike, CollateEach, OneByOne, _joined, check_apart, check_data_apart, kept
+from discreet.training.loader import with_tensors as replace_tensors
 
 RECORDS = [(torch.randn(4, generator=torch.Generator().manual_seed(i)), i % 2) for i in range(loop.RECORDS)]
 
@@ -370,10 +377,10 @@ ODD: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize(("usual", "odd"), ODD.values(), ids=ODD)
 def test_records_that_are_built_in_another_way(usual: Any, odd: Any) -> None:
     """The odd record decided the type, or the order, of all others: 5 to 7 clips for twelve records."""
-    assert collate_alike([usual, usual]) is not None
+    assert CollateAlike()([usual, usual]) is not None
     for records in ([usual, usual, odd], [odd, usual, usual]):
         with pytest.raises(Refused, match="records of one type, with the same keys"):
-            collate_alike(records)
+            CollateAlike()(records)
 
 
 @pytest.mark.parametrize("name", ["a tensor of another type", "an array of another type", "keys in another order"])
@@ -381,3 +388,225 @@ def test_rows_of_a_collate_fn_that_are_built_in_another_way(name: str) -> None:
     usual, odd = ODD[name]
     with pytest.raises(Refused, match=r"records of one type|the same keys in every record, in one order"):
         CollateEach(default_collate)([usual] * 11 + [odd])  # behind those that `check_apart` looks at
+
+
+# Records of classes of the user's --------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: int
+
+
+class Record:
+    def __init__(self, x: Tensor, y: int) -> None:
+        self.x, self.y = x, y
+
+
+def named(x: Tensor, y: int) -> Named:
+    record = Named(y=y)
+    record.scale = x
+    return record
+
+
+OWN: dict[str, tuple[Any, Any]] = {
+    "a tuple": (lambda x, y: (x, y), lambda batch: batch[0]),
+    "a named tuple": (Pair, lambda batch: batch.x),
+    "an object": (Record, lambda batch: batch.x),
+    "a namespace": (lambda x, y: SimpleNamespace(x=x, y=y), lambda batch: batch.x),
+    "a dataclass": (Fields, lambda batch: batch.x),
+    "an attribute of a dictionary": (named, lambda batch: batch.scale),
+    "a list in a namespace": (lambda x, y: SimpleNamespace(x=[x], y=y), lambda batch: batch.x[0]),
+}
+
+
+@pytest.mark.parametrize(("make", "get"), OWN.values(), ids=OWN)
+def test_a_record_of_any_class_has_memory_of_its_own(make: Any, get: Any) -> None:
+    """Named tuples and objects kept the buffer, which gave every row of a batch one record: 3 clips."""
+    buffer = torch.ones(4)
+    record = kept(make(buffer, 1))
+    buffer.zero_()
+    assert type(record) is type(make(buffer, 1))
+    assert get(record).tolist() == [1.0] * 4
+
+
+def test_one_object_that_is_filled_again_holds_no_other_record() -> None:
+    """All rows were those of the last record: 31 clips."""
+
+    class Refilled(Rows):
+        record = Record(torch.zeros(4), 0)
+
+        def __getitem__(self, index: int) -> Any:
+            self.record.x, self.record.y = RECORDS[index]
+            return self.record
+
+    fetched = [OneByOne(Refilled())[index] for index in range(3)]
+    assert [one.x.tolist() for one in fetched] == [x.tolist() for x, _ in RECORDS[:3]]
+
+
+def test_a_record_that_cannot_be_copied_is_refused() -> None:
+    with pytest.raises(Refused, match=r"_thread.lock, for which copy.deepcopy raises TypeError.*return tensors"):
+        kept((torch.ones(1), Lock()))
+
+
+class Standardised(NamedTuple("Standardised", [("x", Tensor), ("y", Any)])):
+    """Its constructor standardises along the first axis: over a record, and over the records of a batch."""
+
+    __slots__ = ()
+
+    def __new__(cls, x: Tensor, y: Any) -> Self:
+        return super().__new__(cls, x - x.mean(0), y)
+
+
+class Filled(dict[str, Any]):
+    def update(self, *args: Any, **entries: Any) -> None:
+        dict.update(self, *args, **entries)
+        self["x"] = self["x"] - self["x"].mean(0)
+
+
+class Registered:
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def centred(batch: list[Any], **_: Any) -> Tensor:
+    rows = torch.stack([one.x for one in batch])
+    return rows - rows.mean(0)
+
+
+@pytest.mark.parametrize("make", [Standardised, lambda x, y: Filled(x=x, y=y), lambda x, y: (Registered(x), y)])
+def test_code_of_the_records_classes_never_sees_a_batch(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`default_collate` runs constructors, and functions that users register, on all records: 3 clips."""
+    monkeypatch.setitem(default_collate_fn_map, Registered, centred)
+    records = [make(x, y) for x, y in RECORDS]
+    with pytest.raises(Refused, match=r"a collation of types of your own.*move with the other records"):
+        check_data_apart(records, None)
+
+
+@pytest.mark.parametrize(
+    "collate", [CollateAlike(), CollateEach(lambda rows: tuple.__new__(Standardised, stacked(rows)))]
+)
+def test_a_joined_batch_is_not_constructed_again(collate: Any) -> None:
+    records = [Standardised(x, y) for x, y in RECORDS[:5]]
+    batch = replace_tensors(collate(records), Tensor.clone)
+    assert type(batch) is Standardised
+    torch.testing.assert_close(batch.x, torch.stack([record.x for record in records]))
+
+
+def test_a_registered_type_is_collated_record_by_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(default_collate_fn_map, Registered, lambda batch, **_: torch.stack([-one.x for one in batch]))
+    x, y = CollateAlike()([(Registered(x), y) for x, y in RECORDS[:5]])
+    torch.testing.assert_close(x, -torch.stack([x for x, _ in RECORDS[:5]]))
+    assert y.tolist() == [y for _, y in RECORDS[:5]]
+
+
+def with_scale(kind: type, scale: Any) -> Any:
+    record = kind([*RECORDS[0]]) if issubclass(kind, list) else kind(zip("xy", RECORDS[0], strict=True))
+    record.scale = scale
+    return record
+
+
+class Listed(list[Any]):
+    scale: Any
+
+
+@pytest.mark.parametrize("kind", [Named, Listed])
+@pytest.mark.parametrize("scales", [(1.0, -1.0), ("a", "b"), (torch.ones(3), -torch.ones(3))])
+def test_an_attribute_of_the_first_record_is_not_that_of_the_batch(kind: type, scales: tuple[Any, Any]) -> None:
+    """`default_collate` copies the first record: 6 clips."""
+    records = [with_scale(kind, scales[0]), with_scale(kind, scales[1])]
+    with pytest.raises(Refused, match=r"a property of a record as an entry|`scale` of .* differs between records"):
+        CollateAlike()(records)
+    assert CollateAlike()([with_scale(kind, 1.0), with_scale(kind, 1.0)]).scale == 1.0
+
+
+def test_the_default_of_a_dictionary_is_not_that_of_the_first_record() -> None:
+    """Its `default_factory` is no entry and no attribute of Python's: 1.3 clips."""
+    records = [defaultdict(partial(float, index), x=torch.ones(2)) for index in range(4)]
+    with pytest.raises(Refused, match=r"move with the other records|`default_factory` of defaultdict"):
+        CollateAlike()(records)
+    assert CollateAlike()([defaultdict(list, x=torch.ones(2)) for _ in range(3)]).default_factory is list
+
+
+class Equal:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Text(str):
+    value: float
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(-0.0, 0.0), (True, 1), (1.0, 1), (Equal(1), Equal(2)), (Text("a"), Text("a")), (-torch.zeros(3), torch.zeros(3))],
+)
+def test_constants_that_pass_for_equal_are_told_apart(first: Any, second: Any) -> None:
+    """They became those of the first record: 5 to 7 clips."""
+    values = iter([first, second, first])
+    with pytest.raises(Refused, match=r"differ|without one row"):
+        _joined([(torch.ones(1, 2), next(values)) for _ in range(2)], (torch.ones(2, 2), next(values)))
+
+
+def test_equal_constants_of_common_types_are_accepted() -> None:
+    values = (
+        1,
+        -0.0,
+        math.nan,
+        "a",
+        None,
+        torch.float32,
+        np.float64(2),
+        datetime.date(2020, 1, 1),
+        Path("a"),
+        (1, [2]),
+    )
+    rows = [(torch.ones(count, 2), kept(values)) for count in (1, 1, 2)]
+    assert repr(_joined(rows[:2], rows[2])[1]) == repr(values)
+
+
+def test_one_record_does_not_decide_the_strides_of_the_batch() -> None:
+    """Beside one padded picture, `cat` made all contiguous that had their channels last: 4 clips."""
+    last = torch.rand(1, 3, 5, 5).to(memory_format=torch.channels_last)
+    other = torch.rand(1, 3, 5, 5)
+    for rows in ([last, last], [last, other]):
+        assert _joined(list(map(kept, rows)), torch.cat([last, last])).stride() == torch.rand(2, 3, 5, 5).stride()
+
+
+def test_pictures_with_channels_last_are_accepted() -> None:
+    """Rehearsals are contiguous, so that `x.contiguous()` was another call there."""
+
+    def collate(records: list[Any]) -> Any:
+        x, y = stacked(records)
+        return x.view(-1, 1, 2, 2).expand(-1, 3, -1, -1).to(memory_format=torch.channels_last), y
+
+    with closing(
+        loop.private(dataset=Rows(), collate_fn=collate, inputs=lambda batch: (batch[0][:, 0].flatten(1),))
+    ) as run:
+        for x, y in run:
+            run.step(loop.losses(run.model, x.contiguous()[:, 0].flatten(1), y))
+    assert run.updates == loop.STEPS
+
+
+def test_none_in_a_record_is_refused_in_words() -> None:
+    with pytest.raises(Refused, match=r"records of tensors.*got a part that is None.*write a value in its place"):
+        CollateAlike()([(torch.ones(2), None)] * 3)
+
+
+class Batch:
+    """As in PyTorch's documentation of `DataLoader`."""
+
+    def __init__(self, records: list[Any]) -> None:
+        self.x, self.y = stacked(records)
+
+
+def test_a_batch_that_is_an_object_is_accepted() -> None:
+    with closing(loop.private(dataset=Rows(), collate_fn=Batch, inputs=lambda batch: (batch.x,))) as run:
+        for batch in run:
+            run.step(loop.losses(run.model, batch.x, batch.y))
+    assert run.updates == loop.STEPS

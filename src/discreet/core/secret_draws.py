@@ -190,3 +190,18 @@ def _check_layout() -> None:
         is_known = came == (1, 1, 0, seed, second) and not memory[_TWISTER.stop :].any()
     expected, remedy = "a torch whose CPU generator is mt19937 in its known layout", "install a tested version of torch"
     check.require(is_known, expected, f"torch {torch.__version__}", remedy)
+
+
+@contextmanager
+def seeded_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators inside the block, and restore them after."""
+    state: Any = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(state[0])
+        np.random.set_state(state[1])
+        random.setstate(state[2])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from discreet.core.check import refuse, require
 from discreet.core.own_files import TASKS
-from discreet.data.schema import Categories, Column, Numbers, Schema, number, text
+from discreet.data.schema import Categories, Column, Numbers, Schema, key, number, text
 from discreet.data.targets import Classes, Labels, Number, Target
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -171,8 +171,8 @@ def _cells(table: Columns, name: str) -> Sequence[Any]:
 
 
 def _places(table: Columns, name: str, known: tuple[str, ...]) -> Tensor:
-    place = {value: number for number, value in enumerate(known)}
-    found = torch.tensor([place.get(text(cell), -1) for cell in _cells(table, name)], dtype=torch.int64)
+    place = {key(value): number for number, value in enumerate(known)}
+    found = torch.tensor([place.get(key(cell), -1) for cell in _cells(table, name)], dtype=torch.int64)
     listed, remedy = bool((found >= 0).all()), "list every class in the schema"
     require(listed, f"labels of {', '.join(known[:6])}", "another value", remedy)
     return found

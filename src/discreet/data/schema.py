@@ -26,6 +26,9 @@ _FORM: Final = (
     'describe it as {"bounds": [18, 90]}, {"categories": ["a", "b"]} or {"text": "words"}, from public knowledge'
 )
 
+_TRUTH: Final = MappingProxyType({"true": 1.0, "false": 0.0})  # texts that readers of tables take for booleans
+_EXACT: Final = 2.0**53  # a float holds every whole number below
+
 Features = npt.NDArray[np.float32]
 
 
@@ -34,16 +37,19 @@ class NoNumber(Refused, TypeError):
 
 
 def number(cell: Any, missing: float) -> float:
-    """
-    >>> number("3.5", 0.0), number("?", 1.0), number(None, 2.0), number("inf", 3.0)
-    (3.5, 1.0, 2.0, inf)
+    """A cell as a number. A text counts as what a reader of tables would take it for.
+
+    >>> number("3.5", 0.0), number("?", 1.0), number(None, 2.0), number("inf", 3.0), number("TRUE", 4.0)
+    (3.5, 1.0, 2.0, inf, 1.0)
     """
     if cell is None:
         return missing
     try:
         value = float(cell)
     except ValueError:
-        return missing
+        return _TRUTH.get(str(cell).strip().lower(), missing)
+    except OverflowError:  # a whole number beyond all floats
+        return math.inf if cell > 0 else -math.inf
     except TypeError:  # without the cell, which is private
         got, remedy = "a cell of another kind, such as a list or a date", "write a number into every cell of the column"
         message = f"Expected numbers: an argument must be a string or a real number, got {got}. Remedy: {remedy}."
@@ -52,7 +58,7 @@ def number(cell: Any, missing: float) -> float:
 
 
 def text(cell: Any) -> str:
-    """A cell as text, so that 1, 1.0 and "1" are one category.
+    """A cell as text, such as the name of a category.
 
     >>> text(1.0), text(" Delft "), text(True)
     ('1', 'Delft', 'True')
@@ -60,6 +66,49 @@ def text(cell: Any) -> str:
     if isinstance(cell, float) and math.isfinite(cell) and cell == int(cell):
         return str(int(cell))
     return str(cell).strip()
+
+
+def key(cell: Any) -> str:
+    """What tells a cell from others: one form for a number or a boolean, whether it came as a text, an int or a float.
+
+    Readers of tables give all cells of a column one type: beside one text, all numbers become texts, and beside one
+    fraction, all whole numbers floats. Parsers of fractions differ in the last digit, so that 15 digits count. A float
+    above 2^53 is refused: it may have been another whole number.
+
+    >>> key(2139), key("02139"), key(1.5), key("1.50"), key(True), key("TRUE"), key(" Delft "), key(None)
+    ('2139', '2139', '1.5', '1.5', '1', '1', 'Delft', 'nan')
+    """
+    if cell is None:
+        return "nan"
+    try:
+        value = number(cell, math.nan)
+    except NoNumber:
+        return text(cell)
+    if math.isnan(value):
+        return text(cell)
+    if abs(value) < _EXACT:
+        return str(int(value)) if value == int(value) else f"{value:.15g}"
+    got, remedy = "a float above it", "read the column as text, such as read_csv(path, dtype={'column': str})"
+    require(math.isinf(value) or not isinstance(cell, float), "categories and texts below 2^53", got, remedy)
+    try:
+        return str(int(cell))
+    except (ValueError, OverflowError):
+        return f"{value:.15g}"
+
+
+def words(cell: Any) -> str:
+    """A cell of free text; numbers and booleans in one form, and nothing where nothing is written.
+
+    >>> words("A red fox"), words("1.50"), words(2.0), words("TRUE"), words(None)
+    ('A red fox', '1.5', '2', 'True', '')
+    """
+    written = str(cell).strip().lower()
+    if cell is None or written == "nan":
+        return ""
+    if written in _TRUTH:
+        return written.capitalize()
+    found = key(cell)
+    return str(cell) if found == str(cell).strip() else found
 
 
 def cells(values: Any) -> npt.NDArray[Any]:
@@ -129,19 +178,10 @@ class Numbers:
         return encoded
 
 
-def _key(value: Any) -> str:
-    """What tells a category from others: its text, and True is 1, as in Python."""
-    written = text(value)
-    return {"True": "1", "False": "0"}.get(written, written)
-
-
 @final
 @dataclass(frozen=True)
 class Categories:
-    """A column with a public list of values. A value that is not listed has no feature.
-
-    Values are compared as text: readers of tables turn all numbers of a column into texts if one cell is a text.
-    """
+    """A column with a public list of values, which are compared by `key`. A value that is not listed has no feature."""
 
     known: tuple[Any, ...]
 
@@ -151,8 +191,8 @@ class Categories:
 
     def places(self, values: Any) -> npt.NDArray[np.int64]:
         """The place of each value in the list; -1 for a value that is not listed."""
-        place = {_key(value): number for number, value in enumerate(self.known)}
-        return np.array([place.get(_key(cell), -1) for cell in cells(values).tolist()], np.int64)
+        place = {key(value): number for number, value in enumerate(self.known)}
+        return np.array([place.get(key(cell), -1) for cell in cells(values).tolist()], np.int64)
 
     def encode(self, values: Any) -> Features:
         places = self.places(values)
@@ -179,7 +219,7 @@ class Words:
     def encode(self, values: Any) -> Features:
         from discreet.data.features.texts import encoded  # imports torch
 
-        return encoded(self.encoder, [str(value) for value in cells(values).tolist()])
+        return encoded(self.encoder, [words(cell) for cell in cells(values).tolist()])
 
 
 Column = Numbers | Categories | Words
@@ -196,8 +236,8 @@ def column(name: str, description: Any) -> Column:
     keys = set(description)
     if keys == {"categories"}:
         known = tuple(description["categories"])
-        remedy = "list every value once"
-        distinct = bool(known) and len(set(map(_key, known))) == len(known)
+        remedy = "list every value once: readers of tables take 1, 1.0 and 01 for one number"
+        distinct = bool(known) and len(set(map(key, known))) == len(known)
         require(distinct, f"{expected} with distinct categories", known, remedy)
         return Categories(known)
     if keys == {"text"}:

@@ -21,7 +21,7 @@ from discreet.core.check import count, fraction, refuse, require
 from discreet.core.own_files import CLASSIFICATION
 from discreet.data.datasets import PRIVATE_CHECKSUM, Task
 from discreet.data.labels import Columns, label_reader
-from discreet.data.schema import OTHERS, Column, Schema, Words, number, text
+from discreet.data.schema import OTHERS, Schema, number, text
 
 MISSING: Final = ("", "na", "nan", "null", "none", "?")
 
@@ -109,15 +109,7 @@ class TableReader:
         missing = [name for name in self.schema.columns if name not in columns]
         remedy = "describe the columns that the table has"
         require(not missing, "every column of the schema in the table", f"no {', '.join(missing[:4])}", remedy)
-        read = {name: _values(columns[name], one) for name, one in self.schema.columns.items()}
-        return torch.from_numpy(self.schema.encode(read))
-
-
-def _values(cells: npt.NDArray[Any], column: Column) -> Any:
-    """The cells as the column takes them."""
-    if isinstance(column, Words):
-        return np.array(["" if cell is None else str(cell) for cell in cells.tolist()], object)
-    return cells
+        return torch.from_numpy(self.schema.encode(columns))
 
 
 def load_table(

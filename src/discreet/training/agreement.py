@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from discreet.core import check
+from discreet.core.secret_draws import seeded_generators
 from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.kernel_settings import named_kernel_settings
@@ -22,7 +23,6 @@ from discreet.engine.model.content import content_of, digest_of
 from discreet.engine.record_watch import RecordWatch
 from discreet.engine.shards.local import is_sharded, local_of
 from discreet.stages.plan import Plan
-from discreet.training.collate import seeded_generators
 
 _SHOWN = 3  # the number of differences that a message lists
 _MISSING = "absent"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from discreet.core import check
 from discreet.engine.engine import Engine
@@ -23,7 +23,7 @@ from discreet.engine.shards.local import to_shards
 from discreet.engine.trace.capture import tensors_in
 from discreet.stages.plan import Plan
 from discreet.stages.unit import SampledUsers
-from discreet.training.collate import check_data_apart
+from discreet.training.collate import CollateAlike, check_data_apart, kept
 from discreet.training.loader import to_device
 from discreet.training.rehearsal import Rehearsals
 
@@ -156,7 +156,7 @@ def dry_run(
     with engine.watch.stock.reading():
         check_data_apart(data, collate_fn)
         engine.watch.stock.note(data[0])
-        batch = to_device((collate_fn or default_collate)([data[0], data[0]]), device)
+        batch = to_device((collate_fn or CollateAlike())([data[0], data[0]]), device)
         take = inputs or (lambda batch: batch if isinstance(batch, (dict, Tensor)) else (batch[0],))
         arguments = take(batch)
     arguments = (arguments,) if isinstance(arguments, Tensor) else arguments
@@ -211,7 +211,7 @@ def rehearsals(watch: RecordWatch, sizes: tuple[int, ...], given: Any, device: t
     watch.declarations[GIVEN] = None
     number = next((len(tensor) for tensor, _ in places_in(given, 0) if tensor.dim()), 0)
     check.count("the records of a rehearsal (the rows of its first tensor)", rehearsal=number)
-    return Rehearsals(sizes, to_device(given, device), number)
+    return Rehearsals(sizes, to_device(kept(given), device), number)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -1,57 +1,124 @@
-"""Call a user's `collate_fn` for one record at a time.
+"""Call a user's `collate_fn` for one record at a time, also where classes of records have code of their own.
 
 Guarantee: the rows of a record in a batch depend on that record only, because no record of a batch comes out of a call
-of `collate_fn` on several records. It therefore cannot pad to the longest record of a batch, standardise over a batch,
-or mix records. Because it would do something else than its author meant, such a function is refused (`check_apart`).
+of the user's code on several records. What is no row is the same for all records, bit by bit. A function therefore
+cannot pad to the longest record of a batch, standardise over a batch, or mix records. Because it would do something
+else than its author meant, such a function is refused (`check_apart`).
 """
 
 import copy
-import random
 import warnings
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any, NoReturn, final
+from typing import Any, Final, NoReturn, final
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from discreet.core.check import Refused, refuse
-from discreet.engine.proof.lineage import RecordList, RecordTuple
+from discreet.core.secret_draws import seeded_generators
+from discreet.engine.proof.lineage import RecordList, RecordTuple, places_in
+from discreet.engine.trace.constants import is_same, is_same_tensor
+from discreet.engine.trace.containers import (
+    attributes_of,
+    entries_of,
+    holds_attributes_only,
+    is_container,
+    rebuilt,
+    with_parts,
+)
 
 _PAD = "pad every record to one public length in collate_fn (or in the dataset), and mask"
+_SIMPLE: Final = frozenset((str, bytes, int, bool, float, complex, type(None)))
+_TORCHS: Final = frozenset((str, bytes, int, bool, float, Tensor, np.ndarray))
 
 
 @final
 class CollateEach:
     """Collates each record separately and joins the results. A batch of two equal records shows how to join them."""
 
-    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._collate_fn, self._is_checked = collate_fn, False
+    def __init__(self, collate_fn: Callable[[list[Any]], Any], what: str = "collate_fn") -> None:
+        self._collate_fn, self._what, self._is_checked = collate_fn, what, False
 
     def __call__(self, records: list[Any]) -> Any:
         if not self._is_checked and len(records) > 1:
-            check_apart(self._collate_fn, records[:_POOL], "collate_fn")
+            check_apart(self._collate_fn, records[:_POOL], self._what)
             self._is_checked = True
         alone = [kept(self._collate_fn([record])) for record in records]
-        two = self._collate_fn([copy.deepcopy(records[0]), copy.deepcopy(records[0])])
+        two = self._collate_fn([kept(records[0]), kept(records[0])])
         return _joined(alone, two)
 
 
-def collate_alike(records: list[Any]) -> Any:
+@final
+class CollateAlike:
     """Torch's own collation, of records that are built alike.
 
     Among others, one record would decide the type of all: a fraction turns the whole numbers of a batch into float32,
-    in which large ones become others, and the first record says which keys there are, and in which order.
+    in which large ones become others, and the first record says which keys there are, and in which order. Where
+    torch's collation would run code of the records' classes, it is called for one record at a time.
     """
-    first = _kind(records[0])
-    if any(_kind(record) != first for record in records[1:]):
-        _refuse_kinds()
-    return default_collate(records)
+
+    def __init__(self) -> None:
+        self._each = CollateEach(default_collate, _BY_DEFAULT)
+
+    def __call__(self, records: list[Any]) -> Any:
+        first = records[0]
+        if _is_named(first) and all(type(one) is type(first) and not attributes_of(one) for one in records):
+            return rebuilt(first, self([tuple(entries_of(one)) for one in records]), {})
+        if not (_has_no_types_added() and _is_torchs_own(first)):
+            for record in records:
+                _require_known(record)
+            return self._each(records)
+        kind = _kind(first)
+        if any(_kind(record) != kind for record in records[1:]):
+            _refuse_kinds()
+        return default_collate(records)
+
+
+_BY_DEFAULT: Final = "collation of types of your own"
+
+
+def _is_named(record: Any) -> bool:
+    """Whether a record is a named tuple, which torch collates column by column unless its class is registered."""
+    return bool(isinstance(record, tuple) and getattr(record, "_fields", ())) and _has_no_types_added()
+
+
+def _has_no_types_added() -> bool:
+    """Whether all functions in `default_collate_fn_map` are torch's: others would see all records of the batch."""
+    return all(
+        getattr(how, "__module__", None) == default_collate.__module__ for how in default_collate_fn_map.values()
+    )
+
+
+def _is_torchs_own(part: Any) -> bool:
+    """Whether torch collates a record, or a part of it, without code of its class.
+
+    A batch of another class is made by its constructor, which would see all records of the batch. And what an object
+    holds beside its entries would be that of the first record.
+    """
+    kind = type(part)
+    if kind in (tuple, list):
+        return all(map(_is_torchs_own, part))
+    if kind is dict:
+        return all(map(_is_torchs_own, part.values()))
+    return kind in _TORCHS or (isinstance(part, np.generic) and kind.__module__ == "numpy")
+
+
+def _require_known(part: Any) -> None:
+    """Refuse what `default_collate` cannot collate, in words of its own."""
+    if isinstance(part, tuple(default_collate_fn_map)):
+        return
+    if not isinstance(part, (Mapping, Sequence)):
+        expected = "records of tensors, NumPy arrays, numbers and texts, or of dictionaries, tuples and lists of them"
+        remedy = "leave it out in dataset[i], write a value in its place (such as -1), or pass collate_fn="
+        refuse(expected, f"a part that is {'None' if part is None else type(part).__name__}", remedy)
+    for one in part.values() if isinstance(part, Mapping) else part:
+        _require_known(one)
 
 
 def _kind(part: Any) -> Any:
@@ -59,7 +126,7 @@ def _kind(part: Any) -> Any:
     if isinstance(part, (Tensor, np.ndarray)):
         return type(part), part.dtype
     if isinstance(part, Mapping):
-        return type(part), tuple((key, _kind(value)) for key, value in part.items())
+        return type(part), tuple((type(key), key, _kind(value)) for key, value in part.items())
     if isinstance(part, (tuple, list)):
         return type(part), tuple(map(_kind, part))
     return type(part)
@@ -71,57 +138,73 @@ def _refuse_kinds() -> NoReturn:
 
 
 def kept(batch: Any) -> Any:
-    """A record or a batch with memory of its own: code of the user's may fill one buffer again and again."""
+    """A record or a batch with memory of its own: code of the user's may fill one buffer, or one object, again.
+
+    Tensors and arrays become contiguous, as those of rehearsals are. The strides of one record would else decide those
+    of the batch, and strides decide in which order numbers are added.
+    """
     if isinstance(batch, Tensor):
-        return batch.clone()
-    if isinstance(batch, np.ndarray):
+        is_strided = batch.layout is torch.strided
+        return batch.clone(memory_format=torch.contiguous_format) if is_strided else batch.clone()
+    if type(batch) in _SIMPLE:
+        return batch
+    if isinstance(batch, np.ndarray) and not batch.dtype.hasobject:
         return batch.copy()
-    if type(batch) in (tuple, list):
-        return type(batch)([kept(part) for part in batch])
-    if isinstance(batch, (dict, UserDict)):
-        return with_entries(batch, {key: kept(part) for key, part in batch.items()})
-    if is_dataclass(batch):
-        return with_fields(batch, {name: kept(part) for name, part in fields_of(batch).items()})
-    return batch
+    if is_container(batch):
+        return with_parts(batch, kept)
+    own: dict[int, Any] = {id(tensor): kept(tensor) for tensor, _ in places_in(batch, 0)}  # a row, without its storage
+    try:
+        return copy.deepcopy(batch, own)
+    except Exception as error:
+        expected = "records that can be copied, because an object may be filled again with the next record"
+        kind = type(batch)
+        got = f"{kind.__module__}.{kind.__qualname__}, for which copy.deepcopy raises {type(error).__name__}"
+        refuse(expected, got, "return tensors, arrays, numbers and texts: read files and open handles in dataset[i]")
 
 
 def _joined(alone: Sequence[Any], two: Any) -> Any:
     """Join batches of one record. `two` is a batch of two records and shows which axes grow with the batch."""
     first = alone[0]
+    if all(is_same(one, first) for one in (*alone[1:], two)):
+        return first
+    if any(type(one) is not type(first) for one in (*alone, two)):
+        _refuse_kinds()
     if isinstance(first, Tensor):
         return _joined_tensors(alone, two)
     if isinstance(first, np.ndarray):
         arrays = _joined_tensors([torch.from_numpy(one) for one in alone], torch.from_numpy(two))
         return arrays.numpy()
-    if isinstance(first, Mapping):
-        if any(list(one) != list(first) for one in alone):
+    if isinstance(first, dict):
+        keys = [(type(key), key) for key in first]
+        if any([(type(key), key) for key in one] != keys for one in (*alone, two)):
             refuse("the same keys in every record, in one order", "others", "return all keys for every record")
-        parts = {key: _joined([one[key] for one in alone], two[key]) for key in first}
-        if type(first) is dict:
-            return parts
-        return with_entries(with_attributes(two, _joined_notes(alone, two)), parts)
-    if is_dataclass(first):
-        each, growing = [fields_of(one) for one in alone], fields_of(two)
-        joined = {name: _joined([one[name] for one in each], growing[name]) for name in growing}
-        return with_fields(with_attributes(two, _joined_notes(alone, two)), joined)
+        return rebuilt(two, _joined_parts(list(map(entries_of, alone)), entries_of(two)), _joined_notes(alone, two))
     if isinstance(first, (tuple, list)):
-        if len(two) == 2 * len(first):  # one entry per record
-            kind = {list: RecordList, tuple: RecordTuple}.get(type(first), type(first))
-            return kind(entry for one in alone for entry in one)
-        if any(len(one) != len(first) for one in alone) or len(two) != len(first):
+        columns, both = list(map(entries_of, alone)), entries_of(two)
+        if len(both) == 2 * len(columns[0]):  # one entry per record
+            entries = [entry for column in columns for entry in column]
+            kind = {list: RecordList, tuple: RecordTuple}.get(type(first))
+            return rebuilt(two, entries, _joined_notes(alone, two)) if kind is None else kind(entries)
+        if any(len(column) != len(both) for column in columns):
             _refuse("a list whose length is neither constant nor the number of records")
-        branches = [_joined([one[i] for one in alone], two[i]) for i in range(len(first))]
-        named = isinstance(first, tuple) and type(first) is not tuple
-        return type(first)(*branches) if named else type(first)(branches)
-    if any(one != first for one in alone) or two != first:
-        _refuse(f"{type(first).__name__} values that differ between records")
-    return first
+        joined = [_joined(column, part) for *column, part in zip(*columns, both, strict=True)]
+        return rebuilt(two, joined, _joined_notes(alone, two))
+    if is_container(first) or holds_attributes_only(first):
+        parts = _joined_parts(list(map(_fields_of, alone)), _fields_of(two))
+        return rebuilt(two, (), parts | _joined_notes(alone, two))
+    return _refuse(f"{type(first).__name__} values that differ between records")
+
+
+def _joined_parts(each: Sequence[Mapping[str, Any]], two: Mapping[str, Any]) -> dict[str, Any]:
+    if any(one.keys() != two.keys() for one in each):
+        _refuse_kinds()
+    return {name: _joined([one[name] for one in each], value) for name, value in two.items()}
 
 
 def _joined_notes(alone: Sequence[Any], two: Any) -> dict[str, Any]:
     """Attributes beside the entries of a dictionary or the fields of a dataclass: `two` holds those of one record."""
-    each, joined = [attributes_of(one) for one in alone], {}
-    for name, value in attributes_of(two).items():
+    each, joined = [_notes_of(one) for one in alone], {}
+    for name, value in _notes_of(two).items():
         if any(name not in one for one in each):
             _refuse(f"an attribute `{name}` of {type(two).__name__} that some records lack")
         try:
@@ -131,57 +214,35 @@ def _joined_notes(alone: Sequence[Any], two: Any) -> dict[str, Any]:
                 joined[name] = None  # a tokeniser's own notes beside its tensors
                 continue
             expected = "attributes of a batch that are the same for every record, or hold a row for each"
-            got = f"`{name}` of {type(two).__name__}, which collate_fn makes of the records"
+            got = f"`{name}` of {type(two).__name__}, which differs between records or is made of several"
             remedy = "return it as an entry: a tensor with the records along the first axis"
             refuse(expected, got, remedy)
     return joined
 
 
-def attributes_of(one: Any) -> dict[str, Any]:
-    """What an object holds beside the entries of a dictionary and the fields of a dataclass."""
-    held = {field.name for field in fields(one)} if is_dataclass(one) else set[str]()
-    held |= {"data"} if isinstance(one, UserDict) else set()
-    return {name: value for name, value in getattr(one, "__dict__", {}).items() if name not in held}
+def _fields_of(one: Any) -> dict[str, Any]:
+    """What an object without entries holds by declaration; all that it holds, if it declares nothing."""
+    held = attributes_of(one)
+    if isinstance(one, UserDict):
+        return {"data": held["data"]}
+    return {field.name: held[field.name] for field in fields(one)} if is_dataclass(one) else held
 
 
-def with_attributes(like: Any, values: dict[str, Any]) -> Any:
-    """A copy with other attributes."""
-    made = copy.copy(like)
-    for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
-
-
-def with_entries(like: Any, entries: Mapping[Any, Any]) -> Any:
-    """A dictionary of the same class with other values."""
-    made = copy.copy(like)
-    for key, value in entries.items():
-        made[key] = value
-    return made
-
-
-def fields_of(one: Any) -> dict[str, Any]:
-    """What a dataclass holds, by name."""
-    return {field.name: getattr(one, field.name) for field in fields(one)}
-
-
-def with_fields(like: Any, values: dict[str, Any]) -> Any:
-    """A dataclass with other values, also a frozen one; its constructor is not run again."""
-    made = copy.copy(like)
-    for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+def _notes_of(one: Any) -> dict[str, Any]:
+    """What an object holds beside its entries and fields."""
+    held = {} if isinstance(one, (tuple, list, dict)) else _fields_of(one)
+    return {name: value for name, value in attributes_of(one).items() if name not in held}
 
 
 def _joined_tensors(alone: Sequence[Tensor], two: Tensor) -> Tensor:
     first = alone[0]
+    if any(one.dtype != first.dtype for one in alone):
+        _refuse_kinds()
     if first.dim() and two.shape == (2 * first.shape[0], *first.shape[1:]):
         if any(one.shape != first.shape for one in alone):
             refuse("records of one shape", f"shapes {sorted({tuple(one.shape) for one in alone})}", _PAD)
-        if any(one.dtype != first.dtype for one in alone):
-            _refuse_kinds()
         return torch.cat(list(alone))
-    if two.shape != first.shape or any(not torch.equal(one, first) for one in alone):
+    if not all(is_same_tensor(one, first) for one in (*alone[1:], two)):
         _refuse("a tensor without one row for each record")
     return first
 
@@ -199,7 +260,14 @@ def check_data_apart(data: Any, collate_fn: Callable[[list[Any]], Any] | None) -
     if fetch is not None:
         check_apart(fetch, numbers, "__getitems__")
     if collate_fn is not None:
-        check_apart(collate_fn, [data[number] for number in numbers], "collate_fn")
+        check_apart(collate_fn, _fetched(data, numbers), "collate_fn")
+    elif not (_has_no_types_added() and _is_torchs_own(data[0])):
+        _require_known(data[0])
+        check_apart(default_collate, _fetched(data, numbers), _BY_DEFAULT)
+
+
+def _fetched(data: Any, numbers: list[int]) -> list[Any]:
+    return [kept(data[number]) for number in numbers]
 
 
 def check_apart(function: Callable[[list[Any]], Any], pool: list[Any], what: str) -> None:
@@ -241,26 +309,11 @@ class _FailedError(Exception):
     """The user's function failed on the records of the check."""
 
 
-@contextmanager
-def seeded_generators(seed: int) -> Iterator[None]:
-    """Seed the global generators inside the block, and restore them after."""
-    state: Any = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
-        yield
-    finally:
-        torch.set_rng_state(state[0])
-        np.random.set_state(state[1])
-        random.setstate(state[2])
-
-
 def _seeded(function: Callable[[list[Any]], Any], records: list[Any], seed: int) -> Any:
     try:
         with seeded_generators(seed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return function([copy.deepcopy(record) for record in records])
+            return function([kept(record) for record in records])
     except Exception as error:
         raise _FailedError from error
 
@@ -280,12 +333,12 @@ def _part(batch: Any, alone: Any, records: int, index: int) -> Any:
 
 
 def _contents(batch: Any) -> Any:
-    """All that a dictionary or a dataclass holds, by name; a tokeniser's own notes are left out."""
-    if not isinstance(batch, Mapping) and not is_dataclass(batch):
+    """All that a dictionary or an object holds, by name; a tokeniser's own notes are left out."""
+    if isinstance(batch, (tuple, list)) or not (is_container(batch) or holds_attributes_only(batch)):
         return batch
-    notes = {} if isinstance(batch, UserDict) else attributes_of(batch)
-    held = dict(batch) if isinstance(batch, Mapping) else fields_of(batch)
-    return {**held, **{f".{name}": value for name, value in notes.items()}}
+    if isinstance(batch, UserDict):
+        return batch.data
+    return {**dict(entries_of(batch)), **{f".{name}": value for name, value in attributes_of(batch).items()}}
 
 
 def _difference(one: Any, other: Any) -> str | None:
@@ -320,7 +373,8 @@ def _require_same(one: Any, other: Any, function: Any, what: str) -> None:
         refuse(f"a {what} that gives a record one shape, whatever the other records of the batch are", got, _PAD)
     expected = f"a {what} that makes each record's entries from that record alone"
     got = f"{where}, in which a record's entries move with the other records"
-    refuse(expected, got, "standardise with public constants, do not mix records, and return no statistic of the batch")
+    remedy = "standardise with public constants, do not mix records, return no statistic of the batch"
+    refuse(expected, got, f"{remedy}, and return a property of a record as an entry of it, not as an attribute")
 
 
 @final

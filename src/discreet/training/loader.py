@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import UserDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -13,19 +13,9 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from discreet.core.secret_draws import KeyedWorker, SecretDraws
 from discreet.engine.factors.groups import UnitRows
-from discreet.engine.proof.lineage import PER_RECORD
-from discreet.engine.trace.capture import replace
-from discreet.training.collate import (
-    CollateEach,
-    OneByOne,
-    attributes_of,
-    collate_alike,
-    fields_of,
-    kept,
-    with_attributes,
-    with_entries,
-    with_fields,
-)
+from discreet.engine.proof.lineage import places_in
+from discreet.engine.trace.containers import holds_attributes_only, is_container, with_parts
+from discreet.training.collate import CollateAlike, CollateEach, OneByOne, kept
 
 if TYPE_CHECKING:
     from discreet.stages.sampling import Indices
@@ -69,7 +59,7 @@ class Loader:
     ) -> None:
         self._dataset, self._micro_batch, self._device = dataset, micro_batch, device
         self._draws, self._vacant_rows, self._note = draws, vacant_rows, note
-        self._collate_fn = collate_alike if collate_fn is None else CollateEach(collate_fn)
+        self._collate_fn = CollateAlike() if collate_fn is None else CollateEach(collate_fn)
         self._num_workers = num_workers
         self._rows = _Rows.of(dataset) if collate_fn is None and num_workers == 0 else None
 
@@ -168,13 +158,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def with_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A batch with every tensor changed, also in dataclasses."""
-    if type(batch) in (tuple, list, *PER_RECORD):
-        return type(batch)([with_tensors(part, change) for part in batch])
-    if is_dataclass(batch) and not isinstance(batch, dict):
-        return with_fields(batch, {name: with_tensors(part, change) for name, part in fields_of(batch).items()})
-    if isinstance(batch, (dict, UserDict)) and type(batch) is not dict:
-        notes = {name: with_tensors(value, change) for name, value in attributes_of(batch).items()}
-        entries = {key: with_tensors(part, change) for key, part in batch.items()}
-        return with_entries(with_attributes(batch, notes), entries)
-    return replace(batch, change)
+    """A batch with every tensor changed, also in dataclasses and in attributes."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if is_container(batch) or (holds_attributes_only(batch) and places_in(batch, 0)):
+        return with_parts(batch, lambda part: with_tensors(part, change))
+    return batch

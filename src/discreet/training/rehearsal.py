@@ -9,12 +9,11 @@ Guarantee: a rehearsal depends on the structure, the types and the shapes of a b
 strings of the whole batch (not one for each record).
 """
 
-import copy
 import datetime
 import enum
-from collections import UserDict
+from collections import UserDict, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 import numpy as np
@@ -23,7 +22,14 @@ from torch import Tensor
 
 from discreet.core.check import Refused, refuse, require
 from discreet.engine.proof.lineage import PER_RECORD, places_in
-from discreet.training.collate import fields_of, with_fields
+from discreet.engine.trace.containers import (
+    attributes_of,
+    entries_of,
+    holds_attributes_only,
+    is_container,
+    rebuilt,
+    with_parts,
+)
 
 _SIZES: Final = (14, 9)  # even and odd, without a common factor, and seldom another size of a model
 _SEED: Final = 7
@@ -37,10 +43,6 @@ _TIMES: Final[dict[type, Any]] = {
     datetime.time: datetime.time(1),
     datetime.timedelta: datetime.timedelta(1),
 }
-
-
-class _Plain:
-    """An object that holds attributes and nothing else."""
 
 
 def rehearsal_sizes(largest: int, *, is_fixed: bool = False) -> tuple[int, ...]:
@@ -86,8 +88,8 @@ class Rehearsals:
 class VacantRows:
     """Made-up records in the rows of a batch that hold none, for runs with fixed rows (`Slots` in draws.py).
 
-    Guarantee: they depend on what a rehearsal depends on, apart from attributes beside the entries of a dictionary,
-    which stay those of the record that was loaded. No sum depends on either: such rows have weight 0.
+    Guarantee: they depend on what a rehearsal depends on. What has no row for each record stays that of the batch,
+    where it is the same for all records (collate.py). Rows without a record have weight 0.
     """
 
     def __init__(self, rehearsals: Rehearsals) -> None:
@@ -120,24 +122,19 @@ def _chosen(batch: Any, other: Any, from_other: Tensor) -> Any:
             return np.where(at.numpy(), other, batch)
         return torch.where(at.to(batch.device), other.to(batch), batch)
     if isinstance(batch, (tuple, list)):
+        pairs = zip(entries_of(batch), entries_of(other), strict=True)
         if isinstance(batch, PER_RECORD) or (len(batch) == rows and not any(map(has_rows, batch))):
-            return kind([second if take else one for one, second, take in zip(batch, other, from_other, strict=True)])
-        parts = [both(one, second) for one, second in zip(batch, other, strict=True)]
-        is_named = isinstance(batch, tuple) and kind not in (tuple, torch.Size)
-        return kind(*parts) if is_named else kind(parts)
-    if is_dataclass(batch) and not isinstance(batch, Mapping):
-        others = fields_of(other)
-        return with_fields(batch, {name: both(part, others[name]) for name, part in fields_of(batch).items()})
-    if isinstance(batch, (dict, UserDict)):
-        like: Any = copy.copy(batch)
-        for name, part in batch.items():
-            like[name] = both(part, other[name])
-        return like
-    if isinstance(batch, (*_VALUES, np.generic, enum.Enum, *_TIMES, *_SETTINGS)):
+            entries: Any = [second if take else one for (one, second), take in zip(pairs, from_other, strict=True)]
+        else:
+            entries = [both(one, second) for one, second in pairs]
+    elif isinstance(batch, (*_VALUES, np.generic, enum.Enum, *_TIMES, *_SETTINGS)):
         return batch
-    like = copy.copy(batch)
-    vars(like).update({name: both(part, vars(other)[name]) for name, part in vars(batch).items()})
-    return like
+    else:
+        seconds = dict(entries_of(other))
+        entries = {name: both(part, seconds[name]) for name, part in dict(entries_of(batch)).items()}
+    seconds = attributes_of(other)
+    attributes = {name: both(part, seconds[name]) for name, part in attributes_of(batch).items()}
+    return rebuilt(batch, entries, attributes)
 
 
 def taken(batch: Any, records: int, size: int) -> Any:
@@ -151,19 +148,11 @@ def taken(batch: Any, records: int, size: int) -> Any:
     def walk(tree: Any) -> Any:
         if isinstance(tree, (Tensor, np.ndarray)):
             return tree[rows] if tree.ndim and tree.shape[0] == records else tree
-        if is_dataclass(tree) and not isinstance(tree, Mapping):
-            return with_fields(tree, {name: walk(part) for name, part in fields_of(tree).items()})
-        if isinstance(tree, Mapping):
-            like: Any = copy.copy(tree)
-            for name, part in tree.items():
-                like[name] = walk(part)
-            return like
-        if isinstance(tree, (tuple, list)):
-            if len(tree) == records and not any(map(has_rows, tree)):
-                return type(tree)([tree[row] for row in rows])
-            parts = [walk(part) for part in tree]
-            is_named = isinstance(tree, tuple) and type(tree) is not tuple
-            return type(tree)(*parts) if is_named else type(tree)(parts)
+        if isinstance(tree, (tuple, list)) and len(tree) == records and not any(map(has_rows, tree)):
+            entries = entries_of(tree)
+            return rebuilt(tree, [entries[row] for row in rows], attributes_of(tree))
+        if is_container(tree):
+            return with_parts(tree, walk)
         return tree
 
     has_rows = _MakingUp(records, size).has_rows
@@ -199,21 +188,17 @@ class _MakingUp:
             return self._sequence(tree, of_record)
         if isinstance(tree, dict):
             return self._dictionary(tree, of_record)
-        if is_dataclass(tree):
-            parts = fields_of(tree)
-            return with_fields(tree, {name: self.walk(part, of_record=of_record) for name, part in parts.items()})
         if kind in _TIMES:
             return _TIMES[kind]
         if kind in _SETTINGS:
             return tree
-        is_plain = kind.__basicsize__ == _Plain.__basicsize__  # its attributes are all that it holds
         require(
-            is_plain and isinstance(getattr(tree, "__dict__", None), dict) and not callable(tree),
+            is_container(tree) or (holds_attributes_only(tree) and not callable(tree)),
             "a batch of tensors, NumPy arrays, numbers, strings, times, dictionaries, lists and tuples",
             f"{kind.__module__}.{kind.__qualname__}",
             "have collate_fn return one of these: rehearsals are batches of the same structure without your records",
         )
-        return self._object(tree, of_record)
+        return rebuilt(tree, (), self._attributes(tree, of_record))
 
     def _sequence(self, tree: Any, of_record: bool) -> Any:
         kind = type(tree)
@@ -221,9 +206,8 @@ class _MakingUp:
         if isinstance(tree, PER_RECORD) or (is_by_record and not any(map(self.has_rows, tree))):
             branches = [_MakingUp(_NONE, self._size).walk(tree[0], of_record=True)] * self._size
             return kind(branches) if kind in (tuple, list, *PER_RECORD) else tuple(branches)
-        branches = [self.walk(branch, of_record=of_record or is_by_record) for branch in tree]
-        named = isinstance(tree, tuple) and kind not in (tuple, torch.Size)
-        return kind(*branches) if named else kind(branches)
+        branches = [self.walk(branch, of_record=of_record or is_by_record) for branch in entries_of(tree)]
+        return rebuilt(tree, branches, self._attributes(tree, of_record))
 
     def has_rows(self, tree: Any) -> bool:
         """Whether a part of a batch has a row for each record, so that what it lies in is no list of records."""
@@ -241,23 +225,22 @@ class _MakingUp:
                 f"a key of type {type(key).__name__}",
                 "have collate_fn return values of the records as tensors: keys are the same in every batch",
             )
-        whole = copy.copy(tree)
-        attributes = getattr(whole, "__dict__", {})
-        attributes.update({name: self.walk(value, of_record=of_record) for name, value in attributes.items()})
-        for key, branch in tree.items():
-            whole[key] = self.walk(branch, of_record=of_record)
-        return whole
+        entries = {key: self.walk(branch, of_record=of_record) for key, branch in entries_of(tree).items()}
+        return rebuilt(tree, entries, self._attributes(tree, of_record))
 
-    def _object(self, tree: Any, of_record: bool) -> Any:
-        like = copy.copy(tree)
-        for name, value in vars(tree).items():
+    def _attributes(self, tree: Any, of_record: bool) -> dict[str, Any]:
+        made = dict[str, Any]()
+        for name, value in attributes_of(tree).items():
+            if isinstance(tree, defaultdict) and name == "default_factory":
+                made[name] = value
+                continue
             try:
-                vars(like)[name] = self.walk(value, of_record=of_record)
+                made[name] = self.walk(value, of_record=of_record)
             except Refused:
                 if not isinstance(tree, UserDict) or name == "data":
                     raise
-                vars(like)[name] = None  # a tokeniser's own notes beside its tensors
-        return like
+                made[name] = None  # a tokeniser's own notes beside its tensors
+        return made
 
     def _array(self, like: Any) -> Any:
         if like.dtype.kind in "biufc":

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from discreet.core.check import refuse
+from discreet.engine.trace.containers import attributes_of, rebuilt
 from discreet.engine.trace.library_questions import public_answer
 
 
@@ -220,8 +221,7 @@ def replace(tree: Any, swap: Callable[[Tensor], Tensor]) -> Any:
     if not isinstance(tree, (tuple, list)) or isinstance(tree, torch.Size):
         return tree
     branches = [replace(branch, swap) if isinstance(branch, _BRANCHES) else branch for branch in tree]
-    named = isinstance(tree, tuple) and type(tree) is not tuple
-    return type(tree)(*branches) if named else type(tree)(branches)
+    return type(tree)(branches) if type(tree) in (tuple, list) else rebuilt(tree, branches, attributes_of(tree))
 
 
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
