@@ -10,15 +10,15 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from discreet.core.check import refuse
-from discreet.engine.model.support import modules_in, tensors_of
+from discreet.engine.model.support import check_dense, modules_in, tensors_of
 from discreet.engine.proof.declared import DECLARED
-from discreet.engine.proof.lineage import version_of
+from discreet.engine.proof.lineage import content_of, form_of, version_of
 from discreet.engine.shards.local import local_of
 
 MOST_BUFFERS: Final = 4 << 20  # bytes of buffers that are compared in full
@@ -33,6 +33,7 @@ class _Seen:
     tensor: Tensor
     version: int
     content: bytes
+    form: tuple[Any, ...]  # what else decides about results: type, sizes, strides and the like
     is_whole: bool  # whether `content` is all of it
     memory: _Memory | None  # where the content lies, if it can be read there again
 
@@ -40,12 +41,14 @@ class _Seen:
     def of(cls, tensor: Tensor, *, whole: bool) -> _Seen:
         memory = _Memory.of(tensor, whole)
         content = _copy_of(tensor, whole) if memory is None else memory.read()
-        return cls(tensor, version_of(tensor), content, whole, memory)
+        return cls(tensor, version_of(tensor), content, form_of(tensor), whole, memory)
 
     def has_content_of(self, now: Tensor) -> bool:
-        """Whether a tensor has the same content, as far as it is known."""
+        """Whether a tensor has the same form and content, as far as it is known."""
         if self.memory is not None and self.tensor is now and self.memory.is_of(now):
             return self.memory.read() == self.content
+        if form_of(now) != self.form:
+            return False
         memory = _Memory.of(now, self.is_whole)
         return self.content == (_copy_of(now, self.is_whole) if memory is None else memory.read())
 
@@ -65,9 +68,11 @@ class _Memory(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor, whole: bool) -> _Memory | None:
-        """None for a tensor that is elsewhere, or in no order."""
+        """None for a tensor that is elsewhere, in no order, or whose bytes are not its numbers."""
         is_dense = tensor.layout == torch.strided and not tensor.is_meta
         if not is_dense or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            return None
+        if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             return None
         nbytes = tensor.nbytes
         return cls(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), nbytes, whole or nbytes <= 2 * _END)
@@ -75,7 +80,8 @@ class _Memory(NamedTuple):
     def is_of(self, tensor: Tensor) -> bool:
         """Whether the same tensor is still there."""
         is_there = tensor.data_ptr() == self.address and tensor.dtype is self.dtype
-        return is_there and tensor.shape == self.size and tensor.stride() == self.stride
+        is_same = is_there and tensor.shape == self.size and tensor.stride() == self.stride
+        return is_same and not (tensor.is_conj() or tensor.is_neg())  # `.data` can be set to these views
 
     def read(self) -> bytes:
         """The bytes, or those at the ends: a copy, and much faster than one through NumPy for small tensors."""
@@ -104,6 +110,8 @@ class Snapshot:
             if not whole and tensor.nbytes <= room and id(tensor) in buffers:
                 whole, room = True, room - tensor.nbytes
             reuses = is_same[index] and earlier[index].is_whole == whole
+            if not reuses:
+                check_dense(tensor, "a tensor of the model")
             self._seen.append(earlier[index] if reuses else _Seen.of(tensor, whole=whole))
 
     def compare(self, model: nn.Module) -> None:
@@ -215,8 +223,6 @@ def _is_equal(seen: _Seen, now: Tensor) -> bool:
 
 
 def _has_content_of(seen: _Seen, now: Tensor) -> bool:
-    if seen.tensor is not now and (seen.tensor.dtype, seen.tensor.shape) != (now.dtype, now.shape):
-        return False
     if not seen.is_whole and not (seen.tensor is now and seen.version == version_of(now)):
         return False
     return seen.has_content_of(now)
@@ -227,7 +233,7 @@ def _copy_of(tensor: Tensor, whole: bool) -> bytes:
     if tensor.layout != torch.strided or tensor.is_meta:
         return b""
     with torch._C.DisableTorchFunction():
-        copied = tensor.detach().cpu().contiguous()
+        copied = content_of(tensor)
     memory = _Memory.of(copied, whole)
     assert memory is not None
     return memory.read()
