@@ -245,6 +245,12 @@ def test_a_declared_change_is_accepted(declare: Callable[[Any], Any]) -> None:
         train_with(_clamped, net=net)
 
 
+def test_the_refusal_of_a_change_proposes_its_tensor() -> None:
+    """A declared model would let every other buffer change, too: 3.0 clips."""
+    with pytest.raises(Refused, match=r"declare the tensor: discreet\.public\(model\.inner\[0\]\.weight\)"):
+        train_with(_clamped)
+
+
 def test_weights_may_be_loaded_before_the_first_batch() -> None:
     run = run_of()
     run.model.load_state_dict({name: value + 1 for name, value in run.model.state_dict().items()})

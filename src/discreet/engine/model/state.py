@@ -24,6 +24,20 @@ from discreet.engine.shards.local import local_of
 MOST_BUFFERS: Final = 4 << 20  # bytes of buffers that are compared in full
 _END: Final = 4096  # bytes that are compared at both ends of a larger tensor
 _SHOWN: Final = 3  # names in a message
+_OTHERS: Final = "which tensors the model holds"
+
+
+def _declaring(changed: str) -> str:
+    """What to do about the first tensor of a message, if it may change. A declared model would hide all others.
+
+    >>> _declaring("layers.0.scale, shift")
+    'If the new values do not come from records, write them in place and declare the tensor: \
+discreet.public(model.layers[0].scale)'
+    """
+    parts = changed.partition(",")[0].split(".") if changed != _OTHERS else ["its_name"]
+    path = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts)
+    what = "If the new values do not come from records, write them in place and declare the tensor"
+    return f"{what}: discreet.public(model{path})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +146,7 @@ class Snapshot:
                 "parameters and buffers as private.step left them",
                 f"{changed} changed before the next batch",
                 "remove what writes to the model between steps (running statistics, a queue, a second optimizer): "
-                "values of records in it are not paid for. If the new values do not come from records, declare them: "
-                "discreet.public(model)",
+                f"values of records in it are not paid for. {_declaring(changed)}",
             )
 
     def compare_frozen(self, model: nn.Module) -> None:
@@ -151,11 +164,12 @@ class Snapshot:
                 is_same = zip(untouched(self._seen, now), self._seen, now, strict=True)
                 if all(same or is_kept(seen, tensor) for same, seen, tensor in is_same):
                     return
+        changed = self._changed(model, is_kept) or ""
         refuse(
             "an optimizer whose step moves the trained parameters alone",
-            f"{self._changed(model, is_kept)} changed in it",
+            f"{changed} changed in it",
             "remove the hook or the code of the optimizer that writes to the model: values of records in it are not "
-            "paid for. If the new values do not come from records, declare them: discreet.public(model)",
+            f"paid for. {_declaring(changed)}",
         )
 
     def _changed(self, model: nn.Module, same: Callable[[_Seen, Tensor], bool]) -> str | None:
@@ -169,7 +183,7 @@ class Snapshot:
         named = (*model.named_parameters(), *model.named_buffers())
         locals_ = [(name, local_of(tensor)) for name, tensor in named]
         names = [name for name, tensor in locals_ if id(tensor) not in held or not same(held[id(tensor)], tensor)]
-        return ", ".join(names[:_SHOWN]) or "which tensors the model holds"
+        return ", ".join(names[:_SHOWN]) or _OTHERS
 
 
 @final

@@ -280,7 +280,7 @@ class BatchKind(enum.Enum):
 
     REHEARSAL = "made-up records, which show it"
     REHEARSED = "records, whose losses are made as in rehearsals"
-    FREE = "records that show it themselves: public ones, or where a declared choice never comes twice"
+    FREE = "public records, which show it themselves"
 
 
 @final
