@@ -44,6 +44,53 @@ def test_kernels_that_all_batches_choose_are_accepted() -> None:
     assert train(classifier(), body, steps=2, fixed=False).updates == 2
 
 
+A, B, C = (torch.randn(*sizes, generator=torch.Generator().manual_seed(1)) for sizes in ((40, 30), (30, 50), (50, 3)))
+
+
+def by_einsum(*, is_other: bool) -> Tensor:
+    with torch.backends.opt_einsum.flags(enabled=not is_other):
+        return torch.einsum("ab,bc,cd->ad", A, B, C)
+
+
+@pytest.mark.skipif(not torch.backends.opt_einsum.is_available(), reason="opt_einsum is not installed")
+@pytest.mark.parametrize("chooses", [True, False])
+def test_the_order_of_products_in_einsum_that_a_record_chooses_is_refused(chooses: bool) -> None:
+    """It moved the sum by 5.7 clips. If all batches take one order, it is accepted."""
+
+    def body(private: Private, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        is_other = not chooses or (not private.is_rehearsal and bool((x > 2).any()))
+        factor = (by_einsum(is_other=is_other) - by_einsum(is_other=False)).abs().amax()
+        private.step(each(model(x), y) * (1 + 1e6 * factor))
+
+    if chooses:
+        with pytest.raises(Refused, match="losses that every batch makes by the same calls"):
+            train(classifier(), body, steps=4, fixed=False)
+    else:
+        assert train(classifier(), body, steps=4, fixed=False).updates == 4
+
+
+def by_the_precision_of_a_backend() -> None:
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"  # type: ignore[attr-defined]
+
+
+def by_the_attribute() -> None:
+    torch.backends.opt_einsum.enabled = False  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("change", [by_the_precision_of_a_backend, by_the_attribute])
+def test_settings_that_change_between_two_steps_are_refused(change: Any) -> None:
+    def body(private: Private, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        if private.step(each(model(x), y)):
+            change()
+
+    try:
+        with pytest.raises(Refused, match=r"other settings at private\.step"):
+            train(classifier(), body, steps=2, fixed=False)
+    finally:
+        torch.backends.mkldnn.conv.fp32_precision = "none"  # type: ignore[attr-defined]
+        vars(torch.backends.opt_einsum).pop("enabled", None)
+
+
 def test_kernels_of_the_backward_pass() -> None:
     def body(private: Private, model: nn.Module, x: Tensor, y: Tensor) -> None:
         losses = each(model(x), y)

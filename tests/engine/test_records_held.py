@@ -20,9 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
+import discreet
 import loop
+from discreet import methods
 from discreet.core.check import Refused
 from discreet.engine.dataset.held_tensors import KnownMemory, tensors_held_by
+from discreet.stages.sampling import OwnLoader
 
 
 class Slots:
@@ -339,7 +342,7 @@ def test_what_a_record_is_a_view_of_is_found_once(record_of: Callable[[Tensor], 
 
 
 class FromArrays(Dataset[tuple[Tensor, Tensor]]):
-    def __init__(self, x: np.ndarray[Any, Any], y: Tensor) -> None:
+    def __init__(self, x: Any, y: Tensor) -> None:
         self.x, self.y = x, y
 
     def __len__(self) -> int:
@@ -407,3 +410,76 @@ def test_globals_that_the_dataset_does_not_read_stay_public() -> None:
     assert loop.train_with(Labelled(), lambda rows: rows - UNRELATED) == loop.STEPS
     with pytest.raises(Refused, match="each record stands alone"):
         loop.train_with(Labelled(), lambda rows: rows - TABLE.mean(0))
+
+
+class Listed(FromArrays):
+    """Its records are copies."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index].clone(), self.y[index].clone()
+
+
+HELD = r"a model that holds no records.* got 0\.bank in the memory of a tensor that the dataset holds"
+BANKS: dict[str, Callable[[nn.Module, Tensor], None]] = {
+    "buffer": lambda layer, x: layer.register_buffer("bank", x),
+    "view": lambda layer, x: layer.register_buffer("bank", x[:, 1:]),
+    "memory of an array": lambda layer, x: layer.register_buffer("bank", torch.from_numpy(x.numpy())),
+    "frozen parameter": lambda layer, x: layer.register_parameter("bank", nn.Parameter(x, requires_grad=False)),
+    "trained parameter": lambda layer, x: layer.register_parameter("bank", nn.Parameter(x[:3])),
+}
+
+
+@pytest.mark.parametrize("gives_views", [True, False])
+@pytest.mark.parametrize("name", BANKS)
+def test_a_model_that_holds_the_data_is_refused(name: str, gives_views: bool) -> None:
+    """Centring by a buffer that was the data moved the sum of twenty records by 3.2 clips, prototypes by 5.2."""
+    x, y = loop.data().tensors
+    data: Any = FromArrays(x.numpy(), y) if gives_views else Listed(x, y)
+    net = loop.model()
+    BANKS[name](net[0], x)
+    with pytest.raises(Refused, match=HELD):
+        loop.train_with(data, lambda rows: rows, net=net)
+
+
+def test_a_tensor_of_the_dataset_in_the_model_may_be_declared() -> None:
+    """Vectors of a vocabulary that the dataset holds."""
+    data: Any = loop.data()
+    data.vectors = torch.ones(5, 3)
+    net = loop.model()
+    net[0].vectors = nn.Embedding.from_pretrained(data.vectors)
+    with pytest.raises(Refused, match=r"got 0\.vectors\.weight in the memory"):
+        loop.train_with(data, lambda rows: rows, net=net)
+    discreet.public(data.vectors)
+    assert loop.train_with(data, lambda rows: rows, net=net) == loop.STEPS
+
+
+class Wrapper(nn.Module):
+    """Names what is in the model, as wrappers for several processes do."""
+
+    __module__ = "torch.nn.parallel.distributed"
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside, self.held = inside, list(inside.buffers())
+
+
+class Trainer:
+    """Gives batches by a method of its own, beside the model and the optimizer."""
+
+    def __init__(self) -> None:
+        self.data, net = loop.data(), loop.model()
+        net.register_buffer("scale", torch.ones(4))
+        which = loop.plan(methods.dp_sgd(clip=0.5).using(sampling=OwnLoader()))
+        self.run = loop.private(net, which, dataset=None)
+        self.model, self.optimizer = Wrapper(net), self.run.optimizer
+
+    def batches(self) -> Iterator[Any]:
+        yield self.data[:12]
+        yield self.data[12:24]
+
+
+def test_a_loader_may_know_the_model_and_its_optimizer() -> None:
+    trainer = Trainer()
+    for x, y in trainer.run.over(trainer.batches()):
+        trainer.run.step(loop.losses(trainer.run.model, x * trainer.run.model.scale, y))
+    assert trainer.run.progress.step

@@ -7,6 +7,7 @@ records, and is kept, so that all batches after it look alike.
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 from collections import UserDict
 from collections.abc import Callable
@@ -707,3 +708,80 @@ def test_a_buffer_that_numpy_changes_for_a_moment() -> None:
 
     with pytest.raises(Refused, match="no watched call made"):
         train(model, body, steps=2)
+
+
+def _scaled(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    """By a number of the records."""
+    return each(model(x / x.max().item()), y)
+
+
+def is_a_rehearsal(private: Any) -> Any:
+    return private.is_rehearsal
+
+
+def a_function_made_in_the_loop(private: Any) -> Any:
+    return lambda losses: losses
+
+
+def a_time(private: Any) -> Any:
+    return datetime.now(UTC)
+
+
+def a_generator(private: Any) -> Any:
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("choose", [is_a_rehearsal, a_function_made_in_the_loop, a_time, a_generator])
+def test_a_choice_that_never_comes_for_batch_and_rehearsals_alike_is_refused(choose: Any) -> None:
+    """Such declarations are true, but losses would be compared with none: a number of the records moved 3.7 clips."""
+
+    def body(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+        discreet.public(choose(private))
+        private.step(_scaled(model, x, y))
+
+    with pytest.raises(Refused, match="come for a batch and for its rehearsals alike, got others each time"):
+        train(body=body, steps=2)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {1, 2}, np.ones(2)], ids=lambda value: type(value).__name__)
+def test_what_cannot_be_declared_is_refused_in_words(value: Any) -> None:
+    with pytest.raises(Refused, match=r"to declare public, got a (dict|set|ndarray).*one by one"):
+        discreet.public(value)
+
+
+def flips_at_random(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    if discreet.public(random.random() < 0.2):
+        x = -x
+    private.step(each(model(x), y))
+
+
+def drops_parts_at_random(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    losses = each(model(x), y)
+    for factor in (1.0, 2.0, 3.0):
+        if discreet.public(np.random.rand() < np.float64(0.5)):
+            losses = losses * factor
+    private.step(losses)
+
+
+def a_function_from_a_list(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    private.step(each(model(discreet.public(random.choice([torch.tanh, torch.sigmoid]))(x)), y))
+
+
+def drops_one_of_many_for_each_step(private: Any, model: Any, x: Tensor, y: Tensor) -> None:
+    if not hasattr(model, "dropped"):
+        model.dropped = random.getrandbits(40)
+    losses = each(model(x), y)
+    if discreet.public(f"{model.dropped:b}").endswith("1"):
+        losses = losses * 2
+    if private.step(losses):
+        model.dropped = random.getrandbits(40)
+
+
+CHOOSING = [flips_at_random, drops_parts_at_random, a_function_from_a_list, drops_one_of_many_for_each_step]
+
+
+@pytest.mark.parametrize("body", CHOOSING, ids=lambda body: body.__name__)
+def test_random_choices_that_come_again_or_stay_for_a_step_are_accepted(body: Any) -> None:
+    random.seed(0)
+    np.random.seed(0)
+    assert train(body=body, steps=6).progress.step == 6

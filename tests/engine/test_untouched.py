@@ -23,6 +23,7 @@ class Holds(nn.Module):
         self.register_buffer("table", torch.randn(5000))
         self.register_buffer("turned", torch.randn(4, 3).t())
         self.register_buffer("empty", torch.empty(0))
+        self.register_buffer("wave", torch.ones(3, dtype=torch.complex64))
         with torch.inference_mode():
             self.register_buffer("uncounted", torch.ones(2))
 
@@ -52,12 +53,20 @@ def turned_round(model: Holds) -> None:
     model.large.data = model.large.data.t()
 
 
+def conjugated(model: Holds) -> None:
+    model.wave.data = model.wave.data.conj()
+
+
+def negated(model: Holds) -> None:
+    model.table.data = torch._neg_view(model.table.data)
+
+
 def replaced(model: Holds) -> None:
     model.small = nn.Parameter(model.small.detach().clone())
 
 
 CHANGES = [nothing, in_place, by_numpy_at_the_end, by_numpy_in_the_middle_of_a_buffer, by_data]
-CHANGES += [turned_round, replaced]
+CHANGES += [turned_round, replaced, conjugated, negated]
 
 
 def held(model: Holds) -> list[Tensor]:

@@ -14,11 +14,17 @@ from typing import Any, Final
 import torch
 
 _NAMES: Final = "mkldnn_enabled mkldnn_deterministic nnpack_enabled float32_matmul_precision deterministic_algorithms"
-_OF_ATTENTION: Final = "flash_sdp_enabled math_sdp_enabled cpu_allow_fp16_reduced_precision_reduction"
+_OF_ATTENTION: Final = (
+    "flash_sdp_enabled math_sdp_enabled cpu_allow_fp16_reduced_precision_reduction math_sdp_allow_fp16_bf16_reduction"
+)
 _OF_GPUS: Final = (
     "cudnn_enabled cudnn_benchmark cudnn_deterministic mem_efficient_sdp_enabled cudnn_sdp_enabled "
-    "cublas_allow_fp16_reduced_precision_reduction cublas_allow_bf16_reduced_precision_reduction"
+    "cublas_allow_fp16_reduced_precision_reduction cublas_allow_bf16_reduced_precision_reduction "
+    "cublas_allow_fp16_accumulation blas_preferred_backend linalg_preferred_backend sdp_priority_order"
 )
+_OF_ONE_BACKEND: Final = [(backend, kind) for backend in ("mkldnn", "cuda") for kind in ("matmul", "conv", "rnn")]
+_PRECISION: Final = getattr(torch._C, "_get_fp32_precision_getter", None)
+_EINSUM: Final[Any] = torch.backends.opt_einsum
 
 
 def _questions() -> tuple[Callable[[], Any], ...]:
@@ -36,5 +42,21 @@ def kernel_settings() -> tuple[Any, ...]:
 
 
 def named_kernel_settings() -> dict[str, Any]:
-    """The same by name, for messages."""
-    return {ask.__name__.removeprefix("_").removeprefix("get_"): ask() for ask in QUESTIONS}
+    """All answers by name, also those that take longer, for messages."""
+    named = {ask.__name__.removeprefix("_").removeprefix("get_"): ask() for ask in QUESTIONS}
+    return named | {"einsum and precision of backends": slow_settings()}
+
+
+def slow_settings() -> tuple[Any, ...]:
+    """Those that take longer to ask for: the order of products in torch.einsum, and the precision of each backend.
+
+    They are compared at the end of a step and before calls that have to be read, not before calls that are expected.
+    """
+    ask: Any = _PRECISION
+    kinds = ["ieee" if (own := ask(*one)) == "none" else own for one in _OF_ONE_BACKEND if ask]  # both mean the same
+    return _EINSUM.enabled, _EINSUM.strategy, *kinds
+
+
+def reads_slow_settings(func: Any, tensors: int) -> bool:
+    """Whether a call on so many tensors is always read for this reason: torch.einsum, which orders three or more."""
+    return func is torch.einsum and tensors > 2

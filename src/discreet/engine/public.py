@@ -3,10 +3,11 @@
 import os
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from discreet.core.check import require
+from discreet.core.check import refuse, require
 from discreet.engine.proof.blame import user_line
 from discreet.engine.proof.declared import DECLARED, DeclaredFloat, DeclaredInt
 from discreet.engine.record_watch import RecordWatch
@@ -33,6 +34,8 @@ def public(value: Any) -> Any:
         f"discreet.public inside a backward pass at {line}",
         "declare the value in the training loop, and hand it to the function's forward pass",
     )
+    if isinstance(value, np.generic):
+        value = value.item()  # numbers of NumPy are numbers, too
     if isinstance(value, (Tensor, nn.Module)):
         DECLARED.add(value, line)
     for lines in [watch.declarations for watch in watches] or [DECLARED.outside_of_steps]:
@@ -43,9 +46,20 @@ def public(value: Any) -> Any:
         return number
     if type(value) in (tuple, list):
         return type(value)([public(one) for one in value])
+    if not isinstance(value, (Tensor, nn.Module)):
+        _check_choice(value)
     for watch in watches:
         watch.declare(value)
     return value
+
+
+def _check_choice(value: Any) -> None:
+    """Refuse a choice that cannot be compared with those of other batches."""
+    try:
+        hash(value)
+    except TypeError:
+        remedy = "declare the values inside it one by one, as a list of them, or an array as torch.as_tensor(array)"
+        refuse("a number, a choice, a tensor or a module to declare public", f"a {type(value).__name__}", remedy)
 
 
 def _without_folder(line: str) -> str:

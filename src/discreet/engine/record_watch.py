@@ -125,6 +125,11 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         return list(DECLARED.outside_of_steps | self.declarations)
 
     @property
+    def declared_choices(self) -> list[Any]:
+        """Those of this batch."""
+        return self._declared
+
+    @property
     def declared_values(self) -> tuple[Any, ...]:
         """The choices and the numbers of this batch that were declared public."""
         return *self._declared, *self._numbers

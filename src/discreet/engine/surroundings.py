@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from discreet.core.check import refuse, require
 from discreet.core.secret_draws import default_generators
-from discreet.engine.kernel_settings import QUESTIONS, kernel_settings
+from discreet.engine.kernel_settings import QUESTIONS, kernel_settings, slow_settings
 from discreet.engine.proof.blame import line_of_the_call, user_line
 from discreet.engine.proof.calls.expected import Usual
 from discreet.engine.proof.calls.judgement import WatchedCall
@@ -58,6 +58,7 @@ class Surroundings:
         self._seed = 0
         self._flushes: bool | None = None  # whether numbers below the normal ones count as 0
         self._settings: tuple[Any, ...] = ()  # that choose kernels, at the first batch
+        self._slow: tuple[Any, ...] = ()  # others of them
         self.usual: Usual = ()  # around a call that nothing changes, and that `check` has no need to look at
 
     def check_alone(self) -> None:
@@ -80,7 +81,7 @@ class Surroundings:
         if count_function_modes() or count_dispatch_modes():
             self._look()
         if self._flushes is None:
-            self._flushes, self._settings = _SMALLEST == 0, kernel_settings()
+            self._flushes, self._settings, self._slow = _SMALLEST == 0, kernel_settings(), slow_settings()
         self._seed = seed_of_torch()
         self.check()
         self._note_usual()
@@ -95,7 +96,7 @@ class Surroundings:
         """Before the backward pass: refuse other kernels, too, which a record may have chosen."""
         self.check()
         require(
-            kernel_settings() == self._settings,
+            kernel_settings() == self._settings and slow_settings() == self._slow,
             "the settings by which torch chooses kernels (torch.backends, set_num_threads) as at the first batch",
             "other settings at private.step",
             "set them once, before the loop, or inside a `with` block that ends before private.step",
@@ -117,8 +118,8 @@ class Surroundings:
     @property
     def modes(self) -> tuple[str, ...] | None:
         """Modes and settings that change what is computed and that are compared; None if they are the usual ones."""
-        settings = kernel_settings()
-        others = () if settings == self._settings else (f"settings {settings}",)
+        settings, slow = kernel_settings(), slow_settings()
+        others = () if (settings, slow) == (self._settings, self._slow) else (f"settings {settings} {slow}",)
         if computes_gradients() and not casts() and not others:
             return None
         return f"gradients {computes_gradients()}", autocast_in_words(), *others

@@ -2,9 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -193,6 +193,18 @@ def fitting_micro_batch(engine: Engine, example: tuple[Any, Any] | None, batch: 
         return ENOUGH
     rows = views * math.ceil(batch + SELDOM * math.sqrt(batch))
     return max(1, micro_batch_for(engine, *example, records=2, batch=rows) // views)
+
+
+def refuse_new_choices(declared: Sequence[Any]) -> NoReturn:
+    """Refuse choices that never come for rehearsals as they do for a batch: its losses are compared with none."""
+    kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in declared))
+    check.refuse(
+        "choices of discreet.public that come for a batch and for its rehearsals alike",
+        f"others each time ({kinds})",
+        "choose after private.step returned True, and keep it until step does so again; declare numbers as they are, "
+        "and in place of an object that the loop makes (a function, a generator, a time) the condition or the name by "
+        "which it is chosen; private.is_rehearsal needs no declaration",
+    )
 
 
 def records_in(batch: Any) -> int:

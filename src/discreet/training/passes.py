@@ -7,7 +7,14 @@ from typing import Any, Final, final
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
 from discreet.accounting.events import Free
 from discreet.accounting.ledger import Ledger
@@ -233,14 +240,19 @@ def check_keeps_the_rest(source: Any) -> None:
 
 
 def check_order(source: Any) -> None:
-    """Refuse DistributedSampler, whose permutation comes from a public seed.
+    """Refuse DistributedSampler, whose permutation comes from a public seed, and streams that workers divide.
 
-    That and its padding follow the number of records, so one record less moves all others.
+    That and its padding follow the number of records, so one record less moves all others. If worker i of n takes every
+    n-th record of a stream, one record less moves those behind it to other workers, whose batches come in turn.
     """
     is_public = any(isinstance(one, DistributedSampler) for one in _samplers(source))
     expected = "a loader whose order does not change with the number of records"
     remedy = f"draw from the dataset, which all processes share: sampling=discreet.Poisson(); {_OR_REPLACE_ONE}"
     check.require(not is_public, expected, "DistributedSampler", remedy)
+    is_stream = isinstance(source, DataLoader) and isinstance(source.dataset, IterableDataset)
+    got = "an IterableDataset that several workers divide"
+    remedy = f"load with num_workers=1, or from a dataset with __getitem__; {_OR_REPLACE_ONE}"
+    check.require(not is_stream or source.num_workers < 2, expected, got, remedy)
 
 
 def check_loader(source: Any) -> None:

@@ -40,8 +40,7 @@ from discreet.training.sharded.turns import Turns, check_sharded
 from discreet.training.spending import Spent
 from discreet.training.step import Parameters, PrivateStep, RunState
 
-# How often a batch is rehearsed whose declared choices change every time; then they are the user's word.
-_MOST_ROUNDS: Final = 4
+_MOST_ROUNDS: Final = 30  # how often a batch is rehearsed whose declared choices change every time
 
 
 @final
@@ -237,14 +236,14 @@ class Private:
     def _given(self, micro: MicroBatch, loop: object) -> Iterator[Any]:
         """Yield a micro-batch; if its losses are made in a way that is new, after rehearsals."""
         watch = self._engine.watch
-        for round_ in range(_MOST_ROUNDS):
+        for _ in range(_MOST_ROUNDS):
             if watch.needs_rehearsal:
                 for rehearsal, size in self._rehearsals.like(micro.batch, micro.records):
                     yield from self._offered(MicroBatch(rehearsal, size, is_last=False), BatchKind.REHEARSAL, loop)
-            kind = BatchKind.REHEARSED if round_ < _MOST_ROUNDS - 1 else BatchKind.FREE
-            yield from self._offered(micro, kind, loop)
+            yield from self._offered(micro, BatchKind.REHEARSED, loop)
             if watch.is_rehearsed:
                 return
+        binding.refuse_new_choices(watch.declared_choices)
 
     def _stood_in(self, loop: object) -> Iterator[Any]:
         """Yield made-up records for a step without records: the body of the loop runs in every step."""

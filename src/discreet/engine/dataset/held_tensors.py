@@ -42,17 +42,22 @@ def tensors_held_by(data: Any, live: Iterable[Tensor] = (), model: nn.Module | N
 
     Tensors that share the memory of a NumPy array, or of another buffer, of the dataset are among the latter.
 
-    model  the one that is trained; what it holds is not the dataset's, also if the dataset holds the model
+    model  the one that is trained; what it holds is not the dataset's, also if the dataset holds the model, something
+           of an installed package around it, or its optimizer
     """
     held: list[Tensor] = []
     memory: list[tuple[int, int]] = []
     ahead, no_buffers = deque([data]), set[type]()
     seen: dict[int, Any] = {}  # kept, as the place of an object that is gone may be another's
-    apart = set(map(id, modules_in(model))) if model is not None else set()
+    modules = modules_in(model) if model is not None else []
+    apart = set(map(id, [*modules, *(p for one in modules for p in one._parameters.values() if _is_trained(p))]))
     while ahead and len(seen) < _MOST:
         one = _referent(ahead.popleft())
         kind = type(one)
         if id(one) in seen or id(one) in apart or issubclass(kind, _PLAIN) or str(kind.__module__).startswith(_OWN):
+            continue
+        if isinstance(one, nn.Module) and is_installed(kind.__module__) and apart.intersection(map(id, one.children())):
+            ahead += one.children()  # the rest of a wrapper names what is in the model
             continue
         if kind not in no_buffers and len(memory) < 2 * _MOST:
             memory += _memory_of_buffer(one, no_buffers)
@@ -81,6 +86,10 @@ def changed_tensors(tell: Callable[[Tensor], None]) -> Iterator[list[Tensor]]:
             known = before.get(id(tensor))
             if known is None or known[1] != version_of(tensor):
                 tell(tensor)
+
+
+def _is_trained(parameter: Tensor | None) -> bool:
+    return parameter is not None and parameter.requires_grad
 
 
 def _referent(one: Any) -> Any:

@@ -6,6 +6,7 @@
 
 static PyObject *s_modules, *s_parameters, *s_buffers, *s_training, *s_dict, *s_own_module, *s_torch_nn;
 static PyObject *s_content, *s_data_ptr, *s_memory, *s_shape, *s_stride, *s_dtype, *s_tensor, *s_version, *s_own_version;
+static PyObject *s_is_conj, *s_is_neg;
 static const Py_ssize_t END = 4096; /* _END of model/state.py */
 
 /* Compare and let go of a value: 1, 0, or -1 for an error. */
@@ -33,6 +34,8 @@ static int holds(PyObject *memory, PyObject *tensor, PyObject *content)
         same = equals(PyObject_GetAttr(tensor, s_shape), PyTuple_GetItem(memory, 2));
     if (same > 0)
         same = equals(PyObject_CallMethodObjArgs(tensor, s_stride, NULL), PyTuple_GetItem(memory, 3));
+    for (int i = 0; i < 2 && same > 0; i++) /* `.data` can be set to such a view */
+        same = equals(PyObject_CallMethodObjArgs(tensor, i ? s_is_neg : s_is_conj, NULL), Py_False);
     if (same <= 0)
         return same;
     const char *start = PyLong_AsVoidPtr(address), *known = PyBytes_AsString(content);
@@ -218,7 +221,7 @@ PyMODINIT_FUNC PyInit__state(void)
         {&s_stride, "stride"}, {&s_dtype, "dtype"}, {&s_tensor, "tensor"}, {&s_version, "version"},
         {&s_own_version, "_version"}, {&s_modules, "_modules"}, {&s_parameters, "_parameters"},
         {&s_buffers, "_buffers"}, {&s_training, "training"}, {&s_dict, "__dict__"}, {&s_own_module, "__module__"},
-        {&s_torch_nn, "torch.nn."}};
+        {&s_torch_nn, "torch.nn."}, {&s_is_conj, "is_conj"}, {&s_is_neg, "is_neg"}};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if ((*names[i].place = PyUnicode_InternFromString(names[i].name)) == NULL)
             return NULL;

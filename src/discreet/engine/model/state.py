@@ -10,20 +10,34 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from discreet.core.check import refuse
-from discreet.engine.model.support import modules_in, tensors_of
+from discreet.engine.model.support import check_dense, modules_in, tensors_of
 from discreet.engine.proof.declared import DECLARED
-from discreet.engine.proof.lineage import version_of
+from discreet.engine.proof.lineage import content_of, form_of, version_of
 from discreet.engine.shards.local import local_of
 
 MOST_BUFFERS: Final = 4 << 20  # bytes of buffers that are compared in full
 _END: Final = 4096  # bytes that are compared at both ends of a larger tensor
 _SHOWN: Final = 3  # names in a message
+_OTHERS: Final = "which tensors the model holds"
+
+
+def _declaring(changed: str) -> str:
+    """What to do about the first tensor of a message, if it may change. A declared model would hide all others.
+
+    >>> _declaring("layers.0.scale, shift")
+    'If the new values do not come from records, write them in place and declare the tensor: \
+discreet.public(model.layers[0].scale)'
+    """
+    parts = changed.partition(",")[0].split(".") if changed != _OTHERS else ["its_name"]
+    path = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts)
+    what = "If the new values do not come from records, write them in place and declare the tensor"
+    return f"{what}: discreet.public(model{path})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,7 @@ class _Seen:
     tensor: Tensor
     version: int
     content: bytes
+    form: tuple[Any, ...]  # what else decides about results: type, sizes, strides and the like
     is_whole: bool  # whether `content` is all of it
     memory: _Memory | None  # where the content lies, if it can be read there again
 
@@ -40,12 +55,14 @@ class _Seen:
     def of(cls, tensor: Tensor, *, whole: bool) -> _Seen:
         memory = _Memory.of(tensor, whole)
         content = _copy_of(tensor, whole) if memory is None else memory.read()
-        return cls(tensor, version_of(tensor), content, whole, memory)
+        return cls(tensor, version_of(tensor), content, form_of(tensor), whole, memory)
 
     def has_content_of(self, now: Tensor) -> bool:
-        """Whether a tensor has the same content, as far as it is known."""
+        """Whether a tensor has the same form and content, as far as it is known."""
         if self.memory is not None and self.tensor is now and self.memory.is_of(now):
             return self.memory.read() == self.content
+        if form_of(now) != self.form:
+            return False
         memory = _Memory.of(now, self.is_whole)
         return self.content == (_copy_of(now, self.is_whole) if memory is None else memory.read())
 
@@ -65,9 +82,11 @@ class _Memory(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor, whole: bool) -> _Memory | None:
-        """None for a tensor that is elsewhere, or in no order."""
+        """None for a tensor that is elsewhere, in no order, or whose bytes are not its numbers."""
         is_dense = tensor.layout == torch.strided and not tensor.is_meta
         if not is_dense or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            return None
+        if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             return None
         nbytes = tensor.nbytes
         return cls(tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), nbytes, whole or nbytes <= 2 * _END)
@@ -75,7 +94,8 @@ class _Memory(NamedTuple):
     def is_of(self, tensor: Tensor) -> bool:
         """Whether the same tensor is still there."""
         is_there = tensor.data_ptr() == self.address and tensor.dtype is self.dtype
-        return is_there and tensor.shape == self.size and tensor.stride() == self.stride
+        is_same = is_there and tensor.shape == self.size and tensor.stride() == self.stride
+        return is_same and not (tensor.is_conj() or tensor.is_neg())  # `.data` can be set to these views
 
     def read(self) -> bytes:
         """The bytes, or those at the ends: a copy, and much faster than one through NumPy for small tensors."""
@@ -104,6 +124,8 @@ class Snapshot:
             if not whole and tensor.nbytes <= room and id(tensor) in buffers:
                 whole, room = True, room - tensor.nbytes
             reuses = is_same[index] and earlier[index].is_whole == whole
+            if not reuses:
+                check_dense(tensor, "a tensor of the model")
             self._seen.append(earlier[index] if reuses else _Seen.of(tensor, whole=whole))
 
     def compare(self, model: nn.Module) -> None:
@@ -124,8 +146,7 @@ class Snapshot:
                 "parameters and buffers as private.step left them",
                 f"{changed} changed before the next batch",
                 "remove what writes to the model between steps (running statistics, a queue, a second optimizer): "
-                "values of records in it are not paid for. If the new values do not come from records, declare them: "
-                "discreet.public(model)",
+                f"values of records in it are not paid for. {_declaring(changed)}",
             )
 
     def compare_frozen(self, model: nn.Module) -> None:
@@ -143,11 +164,12 @@ class Snapshot:
                 is_same = zip(untouched(self._seen, now), self._seen, now, strict=True)
                 if all(same or is_kept(seen, tensor) for same, seen, tensor in is_same):
                     return
+        changed = self._changed(model, is_kept) or ""
         refuse(
             "an optimizer whose step moves the trained parameters alone",
-            f"{self._changed(model, is_kept)} changed in it",
+            f"{changed} changed in it",
             "remove the hook or the code of the optimizer that writes to the model: values of records in it are not "
-            "paid for. If the new values do not come from records, declare them: discreet.public(model)",
+            f"paid for. {_declaring(changed)}",
         )
 
     def _changed(self, model: nn.Module, same: Callable[[_Seen, Tensor], bool]) -> str | None:
@@ -161,7 +183,7 @@ class Snapshot:
         named = (*model.named_parameters(), *model.named_buffers())
         locals_ = [(name, local_of(tensor)) for name, tensor in named]
         names = [name for name, tensor in locals_ if id(tensor) not in held or not same(held[id(tensor)], tensor)]
-        return ", ".join(names[:_SHOWN]) or "which tensors the model holds"
+        return ", ".join(names[:_SHOWN]) or _OTHERS
 
 
 @final
@@ -215,8 +237,6 @@ def _is_equal(seen: _Seen, now: Tensor) -> bool:
 
 
 def _has_content_of(seen: _Seen, now: Tensor) -> bool:
-    if seen.tensor is not now and (seen.tensor.dtype, seen.tensor.shape) != (now.dtype, now.shape):
-        return False
     if not seen.is_whole and not (seen.tensor is now and seen.version == version_of(now)):
         return False
     return seen.has_content_of(now)
@@ -227,7 +247,7 @@ def _copy_of(tensor: Tensor, whole: bool) -> bytes:
     if tensor.layout != torch.strided or tensor.is_meta:
         return b""
     with torch._C.DisableTorchFunction():
-        copied = tensor.detach().cpu().contiguous()
+        copied = content_of(tensor)
     memory = _Memory.of(copied, whole)
     assert memory is not None
     return memory.read()

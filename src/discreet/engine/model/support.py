@@ -40,6 +40,8 @@ def refuse_unsupported(model: nn.Module) -> None:
             refuse("parameters with a shape", f"{name} is lazy", "run the model once on public inputs")
         if parameter.requires_grad and parameter.is_complex():
             refuse("real parameters", f"{name} is complex", "train its real and imaginary part apart")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        check_dense(tensor, name)
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.training:
             refuse(
@@ -62,6 +64,14 @@ def refuse_unsupported(model: nn.Module) -> None:
     devices = {p.device for p in model.parameters()}
     if len(devices) > 1 or torch.device("meta") in devices:
         refuse("all parameters on one device", str(sorted(map(str, devices))), "move the model with .to(device)")
+
+
+def check_dense(tensor: Tensor, name: str) -> None:
+    """Refuse a parameter or buffer whose content cannot be compared between batches."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        remedy = f"store it as {name}.to_dense(); in place of a nested tensor store a padded one and its lengths"
+        refuse("dense parameters and buffers, whose contents are compared between batches", f"{name}, {kind}", remedy)
 
 
 class Hook:

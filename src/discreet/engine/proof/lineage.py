@@ -85,6 +85,7 @@ UNPROVEN_ROWS: Final = PublicRows()
 
 
 GENERATOR_STATE, CUSTOM_GRAPH = -1, -2
+_ALIGNED: Final = 64  # bytes that a vector of the processor takes at once, at most
 
 
 Geometry = tuple[torch.Size, tuple[int, ...], int]
@@ -98,8 +99,8 @@ class Origin:
     """
 
     __slots__ = (
-        *("blame", "digest", "form", "func", "is_kept", "lineage", "output", "parents", "rows", "settings"),
-        "where",
+        *("blame", "digest", "form", "func", "is_kept", "is_loose", "lineage", "output", "parents", "rows"),
+        *("settings", "where"),
     )
 
     def __init__(
@@ -118,6 +119,7 @@ class Origin:
         self.func, self.settings, self.parents, self.blame = func, settings, parents, blame
         self.form: Any = None
         self.is_kept = False  # whether this object also stands for what other batches make alike
+        self.is_loose = False  # whether the tensor is known not to be contiguous
         self.where = where  # the line that made the call
         # which tensor of the result; GENERATOR_STATE: the state that a draw left; CUSTOM_GRAPH: the tensor of the
         # parent, with a backward pass of the user's own
@@ -156,6 +158,7 @@ class SeenTensor(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor, origin: Origin, clock: int) -> SeenTensor:
+        origin.is_loose = tensor.layout is torch.strided and not tensor.is_contiguous()
         return cls(weakref.ref(tensor), version_of(tensor), type(tensor.grad_fn), origin, clock)
 
 
@@ -164,7 +167,7 @@ class ExistingTensors:
 
     def __init__(self, live: Iterable[Tensor], private: Iterable[Tensor]) -> None:
         withheld = {storage_of(tensor) for tensor in private if has_memory(tensor)}
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, int, tuple[Any, ...]]] = {}
         self._private: dict[int, weakref.ref[Tensor]] = {}
         for tensor in live:
             if not has_memory(tensor) or _is_freed(tensor):
@@ -172,14 +175,15 @@ class ExistingTensors:
             if storage_of(tensor) in withheld:
                 self._private[id(tensor)] = weakref.ref(tensor)
             else:
-                self._known[id(tensor)] = weakref.ref(tensor), version_of(tensor), _content(tensor)
+                seen = version_of(tensor), _content(tensor), form_of(tensor)
+                self._known[id(tensor)] = weakref.ref(tensor), *seen
 
     def has(self, tensor: Tensor) -> bool:
         """Whether this tensor existed and holds what it held."""
         found = self._known.get(id(tensor))
         if found is None or found[0]() is not tensor:
             return False
-        return found[1] == version_of(tensor) and found[2] == _content(tensor)
+        return found[1:] == (version_of(tensor), _content(tensor), form_of(tensor))
 
     def name_of(self, tensor: Tensor) -> tuple[Any, ...]:
         """What it held, which other processes can compare."""
@@ -304,11 +308,37 @@ def shares_memory(tensor: Tensor, stranger: Tensor) -> bool:
     return first < stop and start < last
 
 
+def form_of(tensor: Tensor) -> tuple[Any, ...]:
+    """What decides about results besides the content: kernels go by strides and alignment, and round otherwise."""
+    own = tensor.dtype, tensor.shape, tensor.layout
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return own
+    bits = tensor.is_conj(), tensor.is_neg()  # the memory holds the conjugate, or the negative
+    return *own, tensor.stride(), tensor.data_ptr() % _ALIGNED, *bits, *_quantiser(tensor)
+
+
+def _quantiser(tensor: Tensor) -> tuple[Any, ...]:
+    """By which rule the integers of a quantised tensor stand for numbers."""
+    if not tensor.is_quantized:
+        return ()
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return tensor.qscheme(), tensor.q_scale(), tensor.q_zero_point()
+    channels = [each.tolist() for each in (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())]
+    return tensor.qscheme(), tensor.q_per_channel_axis(), *map(tuple, channels)
+
+
+def content_of(tensor: Tensor) -> Tensor:
+    """What a tensor holds, in order, on the CPU: the integers of a quantised one."""
+    values = tensor.detach()
+    values = values.int_repr() if values.is_quantized else values.resolve_conj().resolve_neg()
+    return values.cpu().contiguous()
+
+
 def _content(tensor: Tensor) -> int:
     """A digest of the values: memory that NumPy shares changes without a new version."""
-    if tensor.is_meta or tensor.is_quantized or tensor.numel() == 0:
+    if tensor.is_meta or tensor.numel() == 0:
         return 0
-    values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().flatten()
+    values = content_of(tensor).flatten()
     if values.stride(0) != 1:  # one entry of an expanded tensor
         values = values.clone(memory_format=torch.contiguous_format)
     return zlib.crc32(values.view(torch.uint8).numpy().data)

@@ -122,11 +122,11 @@ class LineageTable:
 
         name  what other processes have in its place, if they make their losses alike (program_digest.py)
 
-        Its form is that of the tensor, so that sizes, type and the number of records tell origins apart, too.
+        Sizes, strides, type and the number of records tell origins apart, too.
         """
         if not has_memory(tensor):
             return Origin(lineage, digest, settings=name)
-        key = lineage, digest, self._records, tensor.shape, tensor.dtype
+        key = lineage, digest, self._records, tensor.shape, tensor.stride(), tensor.dtype
         known = self._leaves.get(key)
         if known is None:
             if len(self._leaves) >= _MOST_LEAVES:

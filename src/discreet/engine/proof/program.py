@@ -52,7 +52,7 @@ class ProgramComparison:
         """Whether both were made by the same calls on the same tensors, with the same numbers."""
         ahead = [(first, second)]
         while ahead:
-            one, other = map(self._bare, ahead.pop())
+            one, other = self._bare(*ahead.pop())
             pair = id(one), id(other)
             if one is other or pair in self._compared:
                 continue
@@ -82,15 +82,19 @@ class ProgramComparison:
             ahead += zip(one.parents, other.parents, strict=True)
         return True
 
-    def _bare(self, origin: Origin) -> Origin:
-        """For one record, without `contiguous`, which copies a tensor or gives it back: more memory is contiguous then.
+    def _bare(self, one: Origin, other: Origin) -> tuple[Origin, Origin]:
+        """Without `contiguous` of several records where the one record of the other batch has a contiguous tensor.
 
-        Among more records a copy is a choice of the program, and rounds otherwise: kernels go by strides. So is a
-        memory format, and the mode around the call (a third part of its settings), which may cut the gradient.
+        The same call gave that back, as more memory is contiguous for one record. Any other copy is a choice of the
+        program, and rounds otherwise: kernels go by strides.
         """
-        while 1 in self.sizes and origin.func is Tensor.contiguous and [*map(len, origin.settings)] == [1, 0]:
-            origin = origin.parents[0]
-        return origin
+        pair, several = [one, other], int(self.sizes[0] == 1)
+        while 1 in self.sizes and self.sizes[0] != self.sizes[1] and _is_contiguous(pair[several]):
+            alone = pair[1 - several]
+            if _is_contiguous(alone) or alone.is_loose:
+                break
+            pair[several] = pair[several].parents[0]
+        return pair[0], pair[1]
 
     def alike(self, one: Any, other: Any) -> bool:
         """Numbers are equal, or follow the number of records as they did in the proof of the call."""
@@ -205,6 +209,14 @@ class ProgramComparison:
         return int(size if isinstance(size, int) else size[1] * self.sizes[which])
 
 
+def _is_contiguous(origin: Origin) -> bool:
+    """Whether a tensor was made by `contiguous`, of the usual format and with no mode around, which may cut the graph.
+
+    The mode would be the third part of the settings.
+    """
+    return origin.func is Tensor.contiguous and [*map(len, origin.settings)] == [1, 0]
+
+
 def _plain(sizes: tuple[Any, ...]) -> tuple[int, ...]:
     """The sizes of a tensor for one record."""
     return tuple(size[0] if isinstance(size, tuple) else size for size in sizes)
@@ -268,7 +280,7 @@ class BatchKind(enum.Enum):
 
     REHEARSAL = "made-up records, which show it"
     REHEARSED = "records, whose losses are made as in rehearsals"
-    FREE = "records that show it themselves: public ones, or where a declared choice never comes twice"
+    FREE = "public records, which show it themselves"
 
 
 @final
