@@ -316,7 +316,7 @@ class Parameters:
     def update(self, released: Released) -> None:
         """Run the optimizer on the release, then project the parameters to the domain."""
         parameters = self.trained
-        with self.handover.own_step():
+        with self.handover.own_step(), self._plan.analysis.updating(parameters, released):
             update(self.optimizer, parameters, released, self._plan.selection.frozen)
         self._between.check_frozen()
         with torch.no_grad():
