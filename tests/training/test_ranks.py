@@ -108,7 +108,7 @@ class _OneKey(Streams):  # type: ignore[misc]
     def share(self, same: Any, *, rank: int, sampling: bool = False) -> None:
         noise = self.noise
         super().share(same, rank=rank, sampling=sampling)
-        self.noise = noise
+        object.__setattr__(self, "noise", noise)
 
 
 def refusals() -> dict[str, str]:
