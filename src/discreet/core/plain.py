@@ -5,10 +5,13 @@ import enum
 import hashlib
 import json
 import math
+import numbers
 from collections.abc import Mapping
 from itertools import repeat
 from types import MappingProxyType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
+
+from discreet.core import check
 
 
 def plain(value: Any) -> Any:
@@ -30,7 +33,30 @@ def plain(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, numbers.Integral):  # of NumPy
+        return int(value)
     raise TypeError(f"{type(value).__name__} is not a setting: {value!r}")
+
+
+def check_frozen(name: str, value: Any) -> None:
+    """Refuse a setting that can change after it was charged: a list, an array, a tensor, an object that is not frozen.
+
+    >>> check_frozen("schedule", [1.0, 0.5])
+    Traceback (most recent call last):
+    ...
+    discreet.core.check.Refused: Expected schedule to be a number, text, tuple or frozen dataclass of such, which \
+cannot change during the run, got [1.0, 0.5]. Remedy: use a tuple, or @dataclass(frozen=True) for a stage of your own.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and _is_frozen(value):
+        for field in dataclasses.fields(value):
+            check_frozen(f"{name}.{field.name}", getattr(value, field.name))
+    elif isinstance(value, tuple):
+        for place, item in enumerate(value):
+            check_frozen(f"{name}[{place}]", item)
+    else:
+        fixed = value is None or isinstance(value, (numbers.Number, str, enum.Enum))
+        expected = f"{name} to be a number, text, tuple or frozen dataclass of such, which cannot change during the run"
+        check.require(fixed, expected, repr(value), "use a tuple, or @dataclass(frozen=True) for a stage of your own")
 
 
 def from_plain(kind: Any, held: Any) -> Any:
@@ -59,3 +85,7 @@ def digest(value: Any) -> str:
     """A sha256 of the canonical JSON form."""
     text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_frozen(value: Any) -> bool:
+    return bool(value.__dataclass_params__.frozen)

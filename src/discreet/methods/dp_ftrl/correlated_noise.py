@@ -78,6 +78,10 @@ class CorrelatedNoise(Mechanism):
     coefficients: tuple[float, ...]
     inverse: bool = False
 
+    def __post_init__(self) -> None:
+        remedy = "give the first column of the matrix, as a tuple of numbers (tensor.tolist() for a tensor)"
+        object.__setattr__(self, "coefficients", check.numbers(remedy, coefficients=self.coefficients))
+
     @property
     def matrix(self) -> Toeplitz:
         from discreet.accounting.correlated import Toeplitz
