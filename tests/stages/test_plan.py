@@ -20,8 +20,12 @@ from discreet.accounting.events import BallsInBinsEpoch as BallsInBinsEvent
 from discreet.accounting.events import CountQuery, Gaussian, PoissonSampled, Queries, WithoutReplacement
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
-from discreet.methods.dicesgd.stages import TwoLevel
+from discreet.methods.dicesgd.stages import ErrorFeedback, FeedbackClip, TwoLevel
+from discreet.methods.dp_ftrl.correlated_noise import CorrelatedNoise, Factorisation, Strategy
+from discreet.methods.geodp.stages import Polar
+from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.clipping import FlatClip
+from discreet.stages.participation import FixedBins
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader, Poisson, TruncatedPoisson
 from discreet.stages.schedule import Period, Schedule, Table
@@ -257,3 +261,34 @@ def test_settings_of_numpy_and_own_frozen_stages_are_accepted() -> None:
     assert given.bounder == FlatClip(1.5)
     counted = methods.dp_sgd().using(sampling=TruncatedPoisson(cap=np.int64(30)))  # type: ignore[arg-type]
     assert counted.digest == methods.dp_sgd().using(sampling=TruncatedPoisson(cap=30)).digest
+
+
+# Stages that do not fit together --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ({"mechanism": ErrorFeedback(1.0)}, "one sum of all coordinates, and a hidden one"),
+        ({"mechanism": ErrorFeedback(1.0), "bounder": TwoLevel(1.0, 9.0)}, "and a hidden one"),
+        (
+            {"mechanism": ErrorFeedback(1.0), "bounder": FeedbackClip(1.0), "selection": RandomFreeze(final_rate=0.5)},
+            "RandomFreeze",
+        ),
+        (
+            {"mechanism": CorrelatedNoise((1.0, 0.5)), "selection": RandomFreeze(final_rate=0.5)},
+            "one query on all coordinates",
+        ),
+        ({"mechanism": CorrelatedNoise((1.0, 0.5)), "bounder": Polar(1.0)}, "one query on all coordinates"),
+        ({"mechanism": Factorisation(Strategy.BSR, 4)}, r"a sampler for correlated noise.*got Poisson"),
+    ],
+)
+def test_a_mechanism_refuses_stages_before_a_step_runs(stages: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        methods.dp_sgd().using(**stages)
+
+
+def test_mechanisms_that_do_not_correlate_fit_everything() -> None:
+    methods.dp_sgd().using(mechanism=ErrorFeedback(0.0), selection=RandomFreeze(final_rate=0.5))
+    methods.dp_sgd().using(mechanism=ErrorFeedback(1.0), bounder=FeedbackClip(1.0))
+    methods.dp_sgd().using(mechanism=Factorisation(Strategy.BSR, 4), sampling=FixedBins())

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import repeat
 from types import MappingProxyType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -39,24 +39,30 @@ def plain(value: Any) -> Any:
 
 
 def check_frozen(name: str, value: Any) -> None:
-    """Refuse a setting that can change after it was charged: a list, an array, a tensor, an object that is not frozen.
+    """Refuse a setting that can change after its charge: a list, an array, a tensor, a dataclass that is not frozen.
 
-    >>> check_frozen("schedule", [1.0, 0.5])
+    Objects that are no dataclass, such as the stage of a test, are taken as they are.
+
+    >>> check_frozen("factors", [1.0])
     Traceback (most recent call last):
     ...
-    discreet.core.check.Refused: Expected schedule to be a number, text, tuple or frozen dataclass of such, which \
-cannot change during the run, got [1.0, 0.5]. Remedy: use a tuple, or @dataclass(frozen=True) for a stage of your own.
+    discreet.core.check.Refused: Expected factors to be a number, text, tuple or frozen dataclass, got [1.0]. Remedy: \
+use a tuple, or @dataclass(frozen=True) for a stage of your own; it must not change during the run.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and _is_frozen(value):
-        for field in dataclasses.fields(value):
-            check_frozen(f"{name}.{field.name}", getattr(value, field.name))
-    elif isinstance(value, tuple):
-        for place, item in enumerate(value):
-            check_frozen(f"{name}[{place}]", item)
+    held: dict[str, Any] = {}
+    if isinstance(value, tuple):
+        held = {f"{name}[{place}]": item for place, item in enumerate(value)}
+        is_fixed = True
+    elif dataclasses.is_dataclass(value):
+        held = {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
+        is_fixed = bool(value.__dataclass_params__.frozen)  # type: ignore[union-attr]
     else:
-        fixed = value is None or isinstance(value, (numbers.Number, str, enum.Enum))
-        expected = f"{name} to be a number, text, tuple or frozen dataclass of such, which cannot change during the run"
-        check.require(fixed, expected, repr(value), "use a tuple, or @dataclass(frozen=True) for a stage of your own")
+        is_fixed = isinstance(value, (str, frozenset)) or not isinstance(value, Iterable)
+    expected = f"{name} to be a number, text, tuple or frozen dataclass"
+    remedy = "use a tuple, or @dataclass(frozen=True) for a stage of your own; it must not change during the run"
+    check.require(is_fixed, expected, repr(value), remedy)
+    for place, item in held.items():
+        check_frozen(place, item)
 
 
 def from_plain(kind: Any, held: Any) -> Any:
@@ -85,7 +91,3 @@ def digest(value: Any) -> str:
     """A sha256 of the canonical JSON form."""
     text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _is_frozen(value: Any) -> bool:
-    return bool(value.__dataclass_params__.frozen)

@@ -75,6 +75,7 @@ class Pipeline:
         self._check_tests()
         self.analysis.check(self)
         self.unit.check(self)
+        self.mechanism.fits(self)
 
     def using(
         self,
