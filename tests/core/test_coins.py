@@ -12,7 +12,8 @@ import pytest
 from scipy import stats
 
 from discreet.core.check import Refused
-from discreet.core.streams import Stream, Streams, unbiased
+from discreet.core.generators.residues import unbiased
+from discreet.core.streams import Stream, Streams
 
 ALPHA = 1e-6  # the draws are seeded; a fresh seed would fail a sound stream with this chance
 

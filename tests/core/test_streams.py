@@ -348,9 +348,20 @@ def test_copies_are_refused() -> None:
     for act in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(Refused, match="repeat noise"):
             act(streams.noise)
-    for act in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(Refused, match="repeat noise"):
+    for act in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(Refused, match="two runs would draw the same masks"):
             act(streams)
+
+
+def test_streams_of_two_runs_share_no_key() -> None:
+    """Each way gave two runs one projection, while their certificates are composed as those of independent runs."""
+    first, second = Streams.from_os(), Streams.from_os()
+    with pytest.raises(Refused, match=r"unchanged Streams.*got a new value for projection"):
+        second.projection = first.projection
+    with pytest.raises(Refused, match=r"Streams\.from_os\(\).*got a key of your own"):
+        Streams(bytes(32), is_seeded=False)
+    with pytest.raises(Refused, match="streams that another run has used"):
+        Streams.with_mask(first.mask.public_key).check_unused()
 
 
 def test_a_forked_process_is_refused() -> None:

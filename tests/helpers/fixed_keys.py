@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from discreet.core.streams import Streams
+from discreet.core.streams import _FACTORY, Streams
 
 
 def fix_keys(name: str, patch: pytest.MonkeyPatch) -> None:
@@ -22,5 +22,5 @@ def fix_keys(name: str, patch: pytest.MonkeyPatch) -> None:
     def generator(seed: Any = None) -> np.random.Generator:
         return real(int.from_bytes(key()) if seed is None else seed)
 
-    patch.setattr(Streams, "from_os", classmethod(lambda cls: cls(key(), is_seeded=False)))
+    patch.setattr(Streams, "from_os", classmethod(lambda cls: cls(key(), is_seeded=False, key=_FACTORY)))
     patch.setattr(np.random, "default_rng", generator)

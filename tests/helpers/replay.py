@@ -24,7 +24,7 @@ from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.layout import Layout
 from discreet.methods.dicesgd.stages import ErrorFeedback
-from discreet.stages.analysis import Composition, NoGuard, RunGuard
+from discreet.stages.analysis import Analysis, Composition, NoGuard, RunGuard
 from discreet.stages.clipping import Query
 from discreet.stages.noise import Mechanism
 from discreet.stages.pipeline import Pipeline
@@ -50,7 +50,7 @@ class Recording:
 
 
 @final
-class Tape:
+class Tape(Mechanism):
     """A mechanism that notes what it is given; with a recording, it gives back what was released there."""
 
     def __init__(self, inner: Mechanism, notes: Recording, released: Recording | None) -> None:
@@ -99,7 +99,7 @@ def _reach(mechanism: Mechanism, queries: Sequence[Query], context: StepContext)
 
 @final
 @dataclass(frozen=True)
-class _PricedAs:
+class _PricedAs(Analysis):
     """The analysis of another plan: that of the plan whose mechanism is on tape."""
 
     plan: Plan

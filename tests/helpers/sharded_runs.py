@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -58,13 +58,14 @@ def in_half(net: nn.Module) -> nn.Module:
     return net
 
 
-@dataclass(frozen=True)
 class Watched(Mechanism):
     """Gaussian noise, and a list of the exact sums that this process holds."""
 
-    seen: list[list[Any]] = field(default_factory=list, compare=False)
     in_parts: ClassVar[bool] = True
     is_independent: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.seen: list[list[Any]] = []
 
     def event(self, queries: Sequence[Query], noise: float) -> Any:
         return GaussianNoise().event(queries, noise)
@@ -141,7 +142,7 @@ class OneKey(Streams):  # type: ignore[misc]
     def share(self, same: Any, *, rank: int, sampling: bool = False) -> None:
         noise = self.noise
         super().share(same, rank=rank, sampling=sampling)
-        self.noise = noise
+        object.__setattr__(self, "noise", noise)
 
 
 def frozen() -> nn.Module:

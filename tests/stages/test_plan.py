@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,11 +20,15 @@ from discreet.accounting.events import BallsInBinsEpoch as BallsInBinsEvent
 from discreet.accounting.events import CountQuery, Gaussian, PoissonSampled, Queries, WithoutReplacement
 from discreet.core.check import Refused
 from discreet.core.relation import Neighbouring
-from discreet.methods.dicesgd.stages import TwoLevel
+from discreet.methods.dicesgd.stages import ErrorFeedback, FeedbackClip, TwoLevel
+from discreet.methods.dp_ftrl.correlated_noise import CorrelatedNoise, Factorisation, Strategy
+from discreet.methods.geodp.stages import Polar
+from discreet.methods.random_freeze.selection import RandomFreeze
 from discreet.stages.clipping import FlatClip
+from discreet.stages.participation import FixedBins
 from discreet.stages.plan import Plan, Recipe
-from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader, Poisson
-from discreet.stages.schedule import Period, Table
+from discreet.stages.sampling import BallsInBins, FixedSize, FullBatch, Horizon, OwnLoader, Poisson, TruncatedPoisson
+from discreet.stages.schedule import Period, Schedule, Table
 from discreet.training.private import Private
 
 HORIZON = Horizon.of(records=1000, batch=50, steps=45)
@@ -217,3 +222,73 @@ def test_accounting_of_a_plan_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+# Settings that cannot change ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given(Schedule):
+    """A user's schedule with a field of any kind."""
+
+    values: Any
+
+    def factor(self, step: int, steps_per_epoch: int) -> float:
+        return float(self.values[step])
+
+
+@dataclasses.dataclass
+class _Changing(Schedule):
+    value: float = 1.0
+
+    def factor(self, step: int, steps_per_epoch: int) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize("values", [[1.0], np.ones(1), torch.ones(1), {"a": 1.0}, ((1.0, [2.0]),), _Changing()])
+def test_settings_that_could_change_after_the_charge_are_refused(values: Any) -> None:
+    with pytest.raises(Refused, match=r"schedule\.values.* to be a number, text, tuple or frozen dataclass"):
+        methods.dp_sgd().using(schedule=_Given(values))
+
+
+def test_a_stage_that_is_not_frozen_is_refused() -> None:
+    with pytest.raises(Refused, match=r"schedule to be .*frozen dataclass.*@dataclass\(frozen=True\)"):
+        methods.dp_sgd().using(schedule=_Changing())
+
+
+def test_settings_of_numpy_and_own_frozen_stages_are_accepted() -> None:
+    given = methods.dp_sgd(clip=np.float64(1.5)).using(schedule=_Given((1.0, np.float32(0.5), Period.STEP, None)))
+    assert given.bounder == FlatClip(1.5)
+    counted = methods.dp_sgd().using(sampling=TruncatedPoisson(cap=np.int64(30)))  # type: ignore[arg-type]
+    assert counted.digest == methods.dp_sgd().using(sampling=TruncatedPoisson(cap=30)).digest
+
+
+# Stages that do not fit together --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ({"mechanism": ErrorFeedback(1.0)}, "one sum of all coordinates, and a hidden one"),
+        ({"mechanism": ErrorFeedback(1.0), "bounder": TwoLevel(1.0, 9.0)}, "and a hidden one"),
+        (
+            {"mechanism": ErrorFeedback(1.0), "bounder": FeedbackClip(1.0), "selection": RandomFreeze(final_rate=0.5)},
+            "RandomFreeze",
+        ),
+        (
+            {"mechanism": CorrelatedNoise((1.0, 0.5)), "selection": RandomFreeze(final_rate=0.5)},
+            "one query on all coordinates",
+        ),
+        ({"mechanism": CorrelatedNoise((1.0, 0.5)), "bounder": Polar(1.0)}, "one query on all coordinates"),
+        ({"mechanism": Factorisation(Strategy.BSR, 4)}, r"a sampler for correlated noise.*got Poisson"),
+    ],
+)
+def test_a_mechanism_refuses_stages_before_a_step_runs(stages: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        methods.dp_sgd().using(**stages)
+
+
+def test_mechanisms_that_do_not_correlate_fit_everything() -> None:
+    methods.dp_sgd().using(mechanism=ErrorFeedback(0.0), selection=RandomFreeze(final_rate=0.5))
+    methods.dp_sgd().using(mechanism=ErrorFeedback(1.0), bounder=FeedbackClip(1.0))
+    methods.dp_sgd().using(mechanism=Factorisation(Strategy.BSR, 4), sampling=FixedBins())

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from discreet import methods
@@ -257,3 +258,27 @@ def test_an_epoch_costs_its_least_noisy_step() -> None:
     assert bill[0] == events.BallsInBinsEpoch(1, events.Gaussian(0.5))
     assert bill[4] == events.BallsInBinsEpoch(1, events.Gaussian(4.0))
     assert [bill[i] for i in (1, 2, 3, 5, 6, 7)] == [events.Free()] * 6
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"rate": 1.0, "batch": 10, "records": 1000}, r"rate = batch / records.*Horizon\.of"),
+        ({"rate": 0.01, "batch": 10, "records": 100}, r"rate = batch / records"),
+        ({"rate": 0.5, "batch": 1, "records": 2, "steps": torch.tensor(4)}, "steps to be a whole number"),
+        ({"rate": 0.5, "batch": torch.tensor(1.0), "records": 2}, "batch to be a number"),
+        ({"rate": 0.5, "batch": 1, "records": np.array(2)}, "records to be a whole number"),
+    ],
+)
+def test_horizons_that_contradict_themselves_or_could_change(numbers: Any, message: str) -> None:
+    """Certificates read the rate or the sizes: with full batches of another size, a wrong Lipschitz constant."""
+    with pytest.raises(Refused, match=message):
+        Horizon(**{"steps": 4, "steps_per_epoch": 1, **numbers})
+
+
+def test_horizons_that_users_write_agree_with_themselves() -> None:
+    for batch, records in ((100 / 3, 100), (256, 60_000), (np.int64(7), np.int64(49)), (0.1 * 30, 30)):
+        rate = batch / records
+        made = Horizon(rate=float(rate), steps=3, steps_per_epoch=3, batch=float(batch), records=records)
+        assert made.size.records == records
+    assert Horizon(rate=1 / 3, steps=3, steps_per_epoch=3, records=100).batch is None

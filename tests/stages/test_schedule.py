@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from discreet import methods
 from discreet.core.check import Refused
@@ -112,3 +114,17 @@ def test_entries_are_composed_one_by_one(schedule: Schedule, finest: float) -> N
     recipe = methods.automatic().using(schedule=schedule)
     epsilon = recipe.bind(noise=3.0, horizon=horizon, delta=1e-5).certificate().epsilon
     assert finest * (1 - 1e-4) <= epsilon <= finest * 1.005
+
+
+def test_a_table_keeps_its_own_numbers() -> None:
+    """A list that changes after the charge would change the noise."""
+    factors = [1.0, 0.5]
+    table = Table(factors)  # type: ignore[arg-type]
+    factors[0] = 0.01
+    assert table == Table((1.0, 0.5)) == Table(np.array([1, 0.5], dtype=np.float32))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("factors", [torch.ones(2), [torch.ones(())], np.ones((2, 2)), "12", [True], 1.0])
+def test_what_is_no_list_of_numbers_is_refused_as_a_table(factors: object) -> None:
+    with pytest.raises(Refused, match=r"(?s)factors to be 1 or more numbers.*tensor\.tolist\(\)"):
+        Table(factors)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from discreet.accounting.ledger import read
 from discreet.core.check import Refused
 from discreet.core.streams import Streams
 from discreet.engine.layout import Layout
-from discreet.stages.analysis import NoGuard, Unproven
+from discreet.stages.analysis import Analysis, NoGuard, Unproven
 from discreet.stages.clipping import Bounder, ClippedSum, FlatClip, Query
 from discreet.stages.noise import GaussianNoise, Mechanism
 from discreet.stages.plan import Plan
@@ -60,7 +60,7 @@ def bound(noise: float = 1.0, **changes: Any) -> Plan:
 
 @final
 @dataclass(frozen=True)
-class AtOnce:
+class AtOnce(Analysis):
     """A whole run for the price of one release."""
 
     visible: bool = True
@@ -130,11 +130,11 @@ class WithRaw(ClippedSum):
 
 
 @final
-@dataclass(frozen=True)
 class Counting(Mechanism):
     """Keeps the raw sums of all steps to itself, and notes them for the test."""
 
-    seen: list[tuple[Tensor, Tensor]]
+    def __init__(self, seen: list[tuple[Tensor, Tensor]]) -> None:
+        self.seen = seen
 
     def event(self, queries: Sequence[Query], noise: float) -> Any:
         return PLAIN.event(queries, noise)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,12 +39,13 @@ RANKS = 4
 STEPS = 24
 
 
-@dataclass(frozen=True)
 class Watched(Mechanism):
     """Gaussian noise, and a list of the exact sums, which the processes put together from their parts."""
 
-    seen: list[list[float]] = field(default_factory=list, compare=False)
     in_parts: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.seen: list[list[float]] = []
 
     def event(self, queries: Sequence[Query], noise: float) -> Any:
         return GaussianNoise().event(queries, noise)
@@ -108,7 +109,7 @@ class _OneKey(Streams):  # type: ignore[misc]
     def share(self, same: Any, *, rank: int, sampling: bool = False) -> None:
         noise = self.noise
         super().share(same, rank=rank, sampling=sampling)
-        self.noise = noise
+        object.__setattr__(self, "noise", noise)
 
 
 def refusals() -> dict[str, str]:

@@ -308,6 +308,13 @@ class ObservedMechanism(Mechanism):
     def check(self, layout: Layout) -> None:
         self._inner.check(layout)
 
+    def fits(self, stages: Pipeline) -> None:
+        self._inner.fits(stages)
+
+    @property
+    def of_numbers(self) -> Mechanism:
+        return self._inner.of_numbers
+
     def prepare(self, context: StepContext) -> None:
         self._inner.prepare(context)
 

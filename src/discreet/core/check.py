@@ -7,8 +7,8 @@ discreet.core.check.Refused: Expected clip > 0, got clip=-1. Remedy: the clip bo
 """
 
 import math
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
 from typing import Any, NoReturn
 
 
@@ -63,8 +63,15 @@ def inside_unit(remedy: str, /, **named: Any) -> None:
 def count(remedy: str, /, *, least: int = 1, **named: Any) -> None:
     """Refuse anything but whole numbers of at least `least`."""
     for name, value in named.items():
-        try:
-            whole = not isinstance(value, bool) and operator.index(value) >= least
-        except TypeError:
-            whole = False
+        whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
         require(whole, f"{name} to be a whole number >= {least}", f"{name}={value!r}", remedy)
+
+
+def numbers(remedy: str, /, *, least: int = 1, **named: Iterable[Any]) -> tuple[float, ...]:
+    """The numbers of a list, tuple or array as a tuple, which cannot change any more."""
+    ((name, values),) = named.items()
+    given = tuple(values) if isinstance(values, Iterable) else ()
+    real = all(isinstance(one, Real) and not isinstance(one, bool) for one in given)
+    expected = f"{name} to be {least} or more numbers"
+    require(real and len(given) >= least, expected, f"{name}={values!r}", remedy)
+    return tuple(one if isinstance(one, int) else float(one) for one in given)

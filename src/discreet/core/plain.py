@@ -5,10 +5,13 @@ import enum
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import numbers
+from collections.abc import Iterable, Mapping
 from itertools import repeat
 from types import MappingProxyType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
+
+from discreet.core import check
 
 
 def plain(value: Any) -> Any:
@@ -30,7 +33,36 @@ def plain(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, numbers.Integral):  # of NumPy
+        return int(value)
     raise TypeError(f"{type(value).__name__} is not a setting: {value!r}")
+
+
+def check_frozen(name: str, value: Any) -> None:
+    """Refuse a setting that can change after its charge: a list, an array, a tensor, a dataclass that is not frozen.
+
+    Objects that are no dataclass, such as the stage of a test, are taken as they are.
+
+    >>> check_frozen("factors", [1.0])
+    Traceback (most recent call last):
+    ...
+    discreet.core.check.Refused: Expected factors to be a number, text, tuple or frozen dataclass, got [1.0]. Remedy: \
+use a tuple, or @dataclass(frozen=True) for a stage of your own; it must not change during the run.
+    """
+    held: dict[str, Any] = {}
+    if isinstance(value, tuple):
+        held = {f"{name}[{place}]": item for place, item in enumerate(value)}
+        is_fixed = True
+    elif dataclasses.is_dataclass(value):
+        held = {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
+        is_fixed = bool(value.__dataclass_params__.frozen)  # type: ignore[union-attr]
+    else:
+        is_fixed = isinstance(value, (str, frozenset)) or not isinstance(value, Iterable)
+    expected = f"{name} to be a number, text, tuple or frozen dataclass"
+    remedy = "use a tuple, or @dataclass(frozen=True) for a stage of your own; it must not change during the run"
+    check.require(is_fixed, expected, repr(value), remedy)
+    for place, item in held.items():
+        check_frozen(place, item)
 
 
 def from_plain(kind: Any, held: Any) -> Any:

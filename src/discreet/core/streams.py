@@ -25,7 +25,8 @@ import numpy.typing as npt
 import torch
 
 from discreet.core import check, normals
-from discreet.core.generators import ahead, on_device
+from discreet.core.generators import ahead, on_device, residues
+from discreet.core.generators.targets import check_dtype, check_own_cells
 from discreet.core.randomness import KEYED, SEEDED
 
 Words = npt.NDArray[np.uint64]
@@ -121,7 +122,7 @@ class Stream:
         """`count` standard normals: Box-Muller in float64, rounded once to `dtype`."""
         self._guard()
         check.count("say how many normals to draw", least=0, count=count)
-        _check_dtype(dtype)
+        check_dtype(dtype)
         return self.add_normal_(torch.zeros(int(count), dtype=dtype, device=device), 1.0)
 
     def prepare(self, count: int) -> None:
@@ -144,10 +145,8 @@ class Stream:
         """value += std * N(0, 1) in place, summed in float64 and rounded after adding."""
         self._guard()
         check.not_negative("std is the standard deviation of the noise", std=std)
-        _check_dtype(value.dtype)
-        layout = f"shape {list(value.shape)} with strides {list(value.stride())}"
-        remedy = "clone() it: elements that share memory would share their noise"
-        check.require(_has_own_cells(value), "a tensor with memory for each element", layout, remedy)
+        check_dtype(value.dtype)
+        check_own_cells(value)
         bare = value.detach()
         flat = bare.reshape(-1)  # a view if it can be one, else a copy that goes back below
         with self._lock:
@@ -197,7 +196,9 @@ class Stream:
         # Floyd: step `last` adds a uniform index of 0..last, or `last` itself if that one is taken.
         taken: set[int] = set()
         lasts = range(of - count, of)
-        for last, index in zip(lasts, self._below(np.arange(of - count + 1, of + 1)).tolist(), strict=True):
+        for last, index in zip(
+            lasts, residues.below(self.uniform64, np.arange(of - count + 1, of + 1)).tolist(), strict=True
+        ):
             taken.add(last if index in taken else index)
         return np.array(sorted(taken), dtype=np.int64)
 
@@ -228,19 +229,7 @@ class Stream:
         """`count` independent whole numbers, each uniform in 0 .. below-1."""
         check.count("say how many numbers to draw", least=0, count=count)
         check.count("numbers are drawn from 0 .. below-1", below=below)
-        return self._below(np.full(int(count), int(below)))
-
-    def _below(self, bounds: Indices) -> Indices:
-        """One exact uniform integer in [0, bound) for each bound, by rejection of the biased residues."""
-        limits = bounds.astype(np.uint64)
-        out = np.zeros(len(bounds), dtype=np.uint64)
-        missing = np.arange(len(bounds))
-        while len(missing):
-            words, limit = self.uniform64(len(missing)), limits[missing]
-            kept = unbiased(words, limit)
-            out[missing[kept]] = words[kept] % limit[kept]
-            missing = missing[~kept]
-        return out.astype(np.int64)
+        return residues.below(self.uniform64, np.full(int(count), int(below)))
 
     def _coin(self, rate: Fraction) -> bool:
         """True with probability exactly `rate`, 64 bits at a time."""
@@ -307,27 +296,8 @@ class Stream:
         check.refuse("one owner for a random stream", "a copy or a pickle", remedy)
 
 
-def unbiased(words: Words, bound: Words) -> npt.NDArray[np.bool_]:
-    """Which words are below the largest multiple of `bound` up to 2^64, so that w % bound is uniform."""
-    top = np.uint64(2**64 - 1)
-    beyond = (top % bound + np.uint64(1)) % bound  # 2^64 mod bound
-    return words <= top - beyond
-
-
-def _has_own_cells(value: torch.Tensor) -> bool:
-    """Whether no two elements share memory, by the strides: each dimension steps over all finer ones."""
-    steps = sorted((step, size) for step, size in zip(value.stride(), value.shape, strict=True) if size > 1)
-    filled = 1
-    for step, size in steps:
-        if step < filled:
-            return False
-        filled = step * size
-    return True
-
-
-def _check_dtype(dtype: torch.dtype) -> None:
-    remedy = "sum and add noise in float32, then cast the result"
-    check.require(dtype in (torch.float32, torch.float64), "noise in float32 or float64", dtype, remedy)
+_FACTORY: Final = object()  # the key that lets from_os() and seeded() alone build Streams
+_REPLAYABLE: Final = {"noise": False, "sampling": False, "draws": False, "mask": True, "projection": True, "init": True}
 
 
 @final
@@ -336,30 +306,46 @@ class Streams:
 
     from_os()     root key: 256 bits of the operating system; no two instances share a key
     seeded(seed)  root key: a hash of the seed, for tests and repeatable experiments; not private
+
+    Guarantee: the streams of `from_os` are those of one object, which serves one run. It has no copies, and its streams
+    cannot be exchanged.
     """
 
-    def __init__(self, root: bytes, *, is_seeded: bool) -> None:
-        self.is_seeded: Final = is_seeded
-        self._is_taken = False
-        # Replaying noise or sampling would break the guarantee.
-        self.noise = Stream(_derive(root, "noise"), name="noise", replayable=False)
-        self.sampling = Stream(_derive(root, "sampling"), name="sampling", replayable=False)
-        # What models, losses and transforms draw for records is secret, too (core/secret_draws.py).
-        self.draws = Stream(_derive(root, "draws"), name="draws", replayable=False)
-        self.mask = Stream(_derive(root, "mask"), name="mask", replayable=True)
-        self.projection = Stream(_derive(root, "projection"), name="projection", replayable=True)
-        self.init: Final = Stream(_derive(root, "init"), name="init", replayable=True)
+    __slots__ = ("_is_taken", "draws", "init", "is_seeded", "mask", "noise", "projection", "sampling")
+    is_seeded: bool
+    noise: Stream
+    sampling: Stream
+    draws: Stream
+    mask: Stream
+    projection: Stream
+    init: Stream
+    _is_taken: bool
+
+    def __init__(self, root: bytes, *, is_seeded: bool, key: object = None) -> None:
+        expected, got = "streams from discreet.Streams.from_os() or discreet.Streams.seeded(seed)", "a key of your own"
+        check.require(key is _FACTORY, expected, got, "call one of them: two runs with one key are not independent")
+        self._set(is_seeded=is_seeded, _is_taken=False)
+        # What models, losses and transforms draw for records (`draws`) is secret, too (core/secret_draws.py).
+        for name, replayable in _REPLAYABLE.items():  # replaying noise or sampling would break the guarantee
+            self._set(**{name: Stream(_derive(root, name), name=name, replayable=replayable)})
 
     @classmethod
     def from_os(cls) -> Self:
         """Streams with a new key from the operating system."""
-        return cls(os.urandom(_KEY_BYTES), is_seeded=False)
+        return cls(os.urandom(_KEY_BYTES), is_seeded=False, key=_FACTORY)
 
     @classmethod
     def seeded(cls, seed: int) -> Self:
         """Streams that anyone who knows the seed can repeat."""
         check.count("a seed is a whole number; use discreet.Streams.from_os() for privacy", least=0, seed=seed)
-        return cls(_derive(b"seed", str(int(seed))), is_seeded=True)
+        return cls(_derive(b"seed", str(int(seed))), is_seeded=True, key=_FACTORY)
+
+    @classmethod
+    def with_mask(cls, mask: bytes) -> Self:
+        """Streams for the mask of another run, of which `mask` is the public key. They serve no run."""
+        made = cls.from_os()
+        made._set(mask=Stream(mask, name="mask", replayable=True), _is_taken=True)
+        return made
 
     def share(self, same: Callable[[bytes], bytes], *, rank: int, sampling: bool = False) -> None:
         """Make these the streams of one of several processes.
@@ -370,11 +356,15 @@ class Streams:
         same      gives the key of the first process in all of them
         sampling  whether all draw the same batches, too
         """
-        self.mask = Stream(same(self.mask.public_key), name="mask", replayable=True)
-        self.projection = Stream(same(self.projection.public_key), name="projection", replayable=True)
-        self.noise, self.draws = self.noise.at(rank), self.draws.at(rank)
+        self._set(
+            mask=Stream(same(self.mask.public_key), name="mask", replayable=True),
+            projection=Stream(same(self.projection.public_key), name="projection", replayable=True),
+            noise=self.noise.at(rank),
+            draws=self.draws.at(rank),
+        )
         shared = same(self.sampling.secret_key) if sampling else None
-        self.sampling = self.sampling.at(rank) if shared is None else Stream(shared, name="sampling", replayable=False)
+        own = self.sampling.at(rank) if shared is None else Stream(shared, name="sampling", replayable=False)
+        self._set(sampling=own)
 
     def check_unused(self) -> None:
         """Refuse streams of another run: both would have the same masks and projections at the same step.
@@ -387,7 +377,7 @@ class Streams:
     def take(self) -> None:
         """A run uses these streams from here on."""
         self.check_unused()
-        self._is_taken = True
+        self._set(_is_taken=True)
 
     @property
     def statement(self) -> str:
@@ -396,3 +386,14 @@ class Streams:
 
     def __repr__(self) -> str:
         return f"Streams({self.statement})"
+
+    def __setattr__(self, name: str, _: object) -> NoReturn:
+        check.refuse("unchanged Streams", f"a new value for {name}", "make new ones with discreet.Streams.from_os()")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:  # what copy, deepcopy and pickle call
+        remedy = "two runs would draw the same masks and projections; call discreet.Streams.from_os() for each"
+        check.refuse("one owner for the streams of a run", "a copy or a pickle", remedy)
+
+    def _set(self, **fields: Stream | bool) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)

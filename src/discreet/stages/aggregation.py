@@ -152,7 +152,7 @@ class Aggregation:
             from discreet.engine.active import Active
 
             active = Active.of(self._mask, self._engine.layout, self._engine.device)
-            self._vectors.index_add_(1, active.whole, total)
+            self._vectors.index_add_(1, active.whole, total.to(self._vectors.dtype))
 
     def _weights(self, norms_GN: Tensor) -> Tensor:
         """The weights of the bounded sums, followed by those of the hidden sums."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, final
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from discreet.core.world import World
     from discreet.stages.pipeline import Pipeline
     from discreet.stages.plan import Plan
+    from discreet.stages.values import Released
 
 
 class RunGuard(Protocol):
@@ -76,6 +78,10 @@ class Analysis(Protocol):
     def guard(self, plan: Plan, model: nn.Module, optimizer: Optimizer) -> RunGuard:
         """Create the runtime checks of this plan. Refuses a model or optimizer that the proof does not cover."""
         return NoGuard()
+
+    def updating(self, parameters: Sequence[Tensor], released: Released) -> AbstractContextManager[None]:
+        """Called around the optimizer step on a release. By default the step may do anything with the release."""
+        return nullcontext()
 
 
 @final

@@ -42,6 +42,10 @@ class GridNoise(Mechanism):
         check.count("the grid divides the sensitivity into 2^bits steps", bits=self.bits)
         check.require(self.bits <= 30, "bits of at most 30", self.bits, "use 20: finer grids gain nothing")
 
+    @property
+    def of_numbers(self) -> Mechanism:
+        return self
+
     def event(self, queries: Sequence[Query], noise: float) -> Gaussian | CountQuery | Queries:
         return GaussianNoise().event(queries, noise)
 

@@ -45,6 +45,15 @@ class Mechanism(Protocol):
         return False
 
     @property
+    def of_numbers(self) -> Mechanism:
+        """What adds the noise to a number that is released apart, such as the test of an update."""
+        return GaussianNoise()
+
+    def fits(self, stages: Pipeline) -> None:
+        """Refuse stages that it does not support. Called when the plan is built."""
+        return
+
+    @property
     def in_parts(self) -> bool:
         """Whether the noisy value of a coordinate depends on the exact sum of this coordinate only.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from discreet.core import check
-from discreet.core.plain import digest, plain
+from discreet.core.plain import check_frozen, digest, plain
 from discreet.core.relation import Neighbouring
 from discreet.stages.acceptance import AcceptAll, Acceptance
 from discreet.stages.analysis import Analysis, Composition
@@ -64,6 +64,9 @@ class Pipeline:
     claims: Callable[[Plan], Claim | None] | None = None
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.name != "claims":
+                check_frozen(field.name, getattr(self, field.name))
         sampler, proven = type(self.sampling).__name__, " or ".join(map(str, self.sampling.relations))
         expected, remedy = f"a relation that {sampler} is proven for ({proven})", "change `relation` or `sampling`"
         check.require(self.relation in self.sampling.relations, expected, str(self.relation), remedy)
@@ -72,6 +75,7 @@ class Pipeline:
         self._check_tests()
         self.analysis.check(self)
         self.unit.check(self)
+        self.mechanism.fits(self)
 
     def using(
         self,

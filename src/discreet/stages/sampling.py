@@ -53,6 +53,13 @@ class Horizon:
     def __post_init__(self) -> None:
         check.fraction(_RATE, rate=self.rate)
         check.count("give the number of steps", steps=self.steps, steps_per_epoch=self.steps_per_epoch)
+        if self.batch is None or self.records is None:
+            return
+        check.count("give a public number of records, not len(dataset) of private data", records=self.records)
+        check.positive("give the expected number of records in a step", batch=self.batch)
+        agrees = math.isclose(self.rate, self.batch / self.records, rel_tol=1e-12)
+        expected, got = "rate = batch / records", f"rate={self.rate} for batch={self.batch} of records={self.records}"
+        check.require(agrees, expected, got, "use discreet.Horizon.of(records=, batch=, epochs=), which sets the rate")
 
     @staticmethod
     def of(*, records: int, batch: float, epochs: int | None = None, steps: int | None = None) -> Horizon:

@@ -82,7 +82,8 @@ class Table(PerPeriod):
     period: Period = Period.STEP
 
     def __post_init__(self) -> None:
-        check.require(bool(self.factors), "at least one factor", "an empty table", "give one factor per period")
+        remedy = "give one factor per period, as a tuple of numbers (tensor.tolist() for a tensor)"
+        object.__setattr__(self, "factors", check.numbers(remedy, factors=self.factors))
         for factor in self.factors:
             check.positive("use positive factors only: they multiply the noise", factor=factor)
 

@@ -38,7 +38,7 @@ from discreet.engine.model.state import ModelBetweenBatches
 from discreet.engine.shards.local import share
 from discreet.stages.aggregation import Aggregation, RowCounts, sum_of_numbers
 from discreet.stages.clipping import Query
-from discreet.stages.noise import GaussianNoise, Mechanism
+from discreet.stages.noise import Mechanism
 from discreet.stages.plan import Plan
 from discreet.stages.update import update
 from discreet.stages.values import BoundedSum, PrivateState, Released, StepContext
@@ -255,7 +255,7 @@ class PrivateStep:
         queries, event = plan.acceptance.queries(), plan.test_at(context.step)
         change = sum_of_numbers(candidate.changes(), queries[0].sensitivity, self._world)
         self._charge(event, context.step)
-        (noisy,) = self._add_noise(GaussianNoise(), [change], queries, context)
+        (noisy,) = self._add_noise(plan.mechanism.of_numbers, [change], queries, context)
         return plan.acceptance.accepts(float(noisy) / context.batch)
 
     def _charge(self, event: Event, step: int) -> None:
@@ -323,7 +323,7 @@ class Parameters:
     def update(self, released: Released) -> None:
         """Run the optimizer on the release, then project the parameters to the domain."""
         parameters = self.trained
-        with self.handover.own_step():
+        with self.handover.own_step(), self._plan.analysis.updating(parameters, released):
             update(self.optimizer, parameters, released, self._plan.selection.frozen)
         self._between.check_frozen()
         with torch.no_grad():

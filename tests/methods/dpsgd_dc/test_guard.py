@@ -9,6 +9,8 @@ import pytest
 import torch
 from last_iterate_loop import RATE, RECORDS, STEPS, data, losses, model, plan, private, train
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import TensorDataset
 
 import loop
 from discreet import methods, statement
@@ -120,6 +122,71 @@ def test_a_learning_rate_that_changes_on_the_way() -> None:
     run.optimizer.param_groups[0]["lr"] = RATE
     run.step(losses(run.model, x, y))
     assert run.updates == 2
+
+
+def _scales(optimizer: Any, *_: Any) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad.mul_(1e-3)
+
+
+def _clips(optimizer: Any, *_: Any) -> None:
+    nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1e-3)
+
+
+def _averages(optimizer: Any, *_: Any) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.data.mul_(0.5)
+
+
+def _slows(optimizer: Any, *_: Any) -> None:
+    optimizer.param_groups[0]["lr"] = RATE / 100
+
+
+def _wraps(optimizer: Any) -> None:
+    step = optimizer.step
+    optimizer.step = lambda: (_scales(optimizer), step())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda optimizer: optimizer.register_step_pre_hook(_scales),
+        lambda optimizer: optimizer.register_step_pre_hook(_clips),
+        lambda optimizer: optimizer.register_step_pre_hook(_slows),
+        lambda optimizer: optimizer.register_step_post_hook(_averages),
+        lambda optimizer: register_optimizer_step_pre_hook(_scales),
+        _wraps,
+    ],
+    ids=["scaled", "clipped", "learning rate", "averaged", "hook of all optimizers", "wrapped step"],
+)
+def test_a_step_that_is_not_the_update_of_the_theorem(change: Any) -> None:
+    """With a hundredth of the noise, or an average, earlier parameters show. The exact update is left behind."""
+    exact, run = private(), private()
+    train(exact, most=1)
+    handle = change(run.optimizer)
+    try:
+        with pytest.raises(
+            Refused, match=r"released gradient \+ 0 \* parameter.*got another update by optimizer\.step"
+        ):
+            train(run)
+    finally:
+        if handle is not None:
+            handle.remove()
+    torch.testing.assert_close(list(run.model.parameters()), list(exact.model.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kernel", [{"foreach": True}, {"foreach": False}, {"fused": True}])
+def test_hooks_that_only_look_and_other_kernels(kernel: dict[str, bool], dtype: torch.dtype) -> None:
+    seen: list[float] = []
+    net, (x, y) = model().to(dtype), data().tensors
+    which = plan(methods.dpsgd_dc(link=Link.LOGISTIC, learning_rate=RATE, radius=2.0, weight_decay=0.1))
+    options = {"weight_decay": 0.1, **kernel}
+    given = TensorDataset(x.to(dtype), y)
+    run = private(net, which, optimizer=lambda p: torch.optim.SGD(p, lr=RATE, **options), dataset=given)
+    run.optimizer.register_step_pre_hook(lambda o, *_: seen.append(float(o.param_groups[0]["params"][0].grad.norm())))
+    train(run)
+    assert len(seen) == STEPS
 
 
 def test_momentum_that_appears_on_the_way() -> None:

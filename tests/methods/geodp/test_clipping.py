@@ -339,3 +339,11 @@ def test_a_run_trains_and_remembers_its_reference(recipe: Recipe) -> None:
     run = loop.private(which=loop.plan(recipe))
     assert loop.train(run) == loop.STEPS
     assert (ANGLES in run.progress.memory) is (recipe.method == "geodp-sound")
+
+
+def test_angles_of_the_active_coordinates_run() -> None:
+    """Angles are summed in double precision, and the sums of a mask take them as those of all coordinates do."""
+    recipe = Recipe(method="dp-sgd", bounder=AngleWindow(), selection=RandomFreeze(final_rate=0.5, cooling_epochs=1))
+    run = loop.private(None, loop.plan(recipe))
+    loop.train(run)
+    assert run.progress.step == len(run)

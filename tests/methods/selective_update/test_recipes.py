@@ -25,6 +25,7 @@ from discreet.stages.acceptance import LossTest
 from discreet.stages.aggregation import sum_of_numbers
 from discreet.stages.analysis import Unproven
 from discreet.stages.clipping import Clipping
+from discreet.stages.grid_noise import GridNoise
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import BallsInBins, FullBatch, Horizon
 
@@ -320,3 +321,10 @@ def test_the_passes_of_a_test_make_calls_of_their_own(micro_batch: int | None) -
     for x, y in private:
         private.step(F.cross_entropy(model(x), y, reduction="none"))
     assert private.progress.step == 2
+
+
+def test_noise_on_a_grid_is_that_of_the_tests_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The statement says that all noise was rounded to a grid."""
+    monkeypatch.setattr(Stream, "add_normal_", None)
+    private = start(bound(mechanism=GridNoise()))
+    assert len(go(private)) >= 3 * HORIZON.steps

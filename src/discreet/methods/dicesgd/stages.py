@@ -23,6 +23,8 @@ from discreet.stages.values import BoundedSum, PrivateState, StepContext
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from discreet.stages.pipeline import Pipeline
+
 MAX_CLIPS = 1e6
 """Without a pre-clip, gradients are clipped to this multiple of the clipping norm, which keeps the error finite."""
 ERROR = "clipped-feedback.error"
@@ -237,6 +239,14 @@ class ErrorFeedback(Mechanism):
     def event(self, queries: Sequence[Query], noise: float) -> Release | NonPrivate:
         """Non-private unless `clip` is 0: see the class."""
         return _PLAIN.event(queries, noise) if self.clip == 0 else NonPrivate()
+
+    def fits(self, stages: Pipeline) -> None:
+        bounder, selection = stages.bounder, stages.selection
+        hides = type(bounder).hidden is not Bounder.hidden
+        one = hides and len(stages.queries(1.0)) == 1 and selection.takes_all
+        expected, got = "one sum of all coordinates, and a hidden one", f"{bounder!r}, {type(selection).__name__}"
+        remedy = "use FeedbackClip or FeedbackNormalised without a selection: error feedback is proven for them only"
+        check.require(self.clip == 0 or one, expected, got, remedy)
 
     def release(
         self, sums: Sequence[BoundedSum], queries: Sequence[Query], noise: float, context: StepContext

@@ -78,6 +78,10 @@ class CorrelatedNoise(Mechanism):
     coefficients: tuple[float, ...]
     inverse: bool = False
 
+    def __post_init__(self) -> None:
+        remedy = "give the first column of the matrix, as a tuple of numbers (tensor.tolist() for a tensor)"
+        object.__setattr__(self, "coefficients", check.numbers(remedy, coefficients=self.coefficients))
+
     @property
     def matrix(self) -> Toeplitz:
         from discreet.accounting.correlated import Toeplitz
@@ -86,6 +90,9 @@ class CorrelatedNoise(Mechanism):
 
     def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
         return NonPrivate()
+
+    def fits(self, stages: Pipeline) -> None:
+        _fits(stages)
 
     def recall(self, drawn: Iterable[Stream], size: int, step: int) -> dict[str, PrivateState]:
         """The history before `step`, by drawing the noise of the steps before it again."""
@@ -118,6 +125,16 @@ class CorrelatedNoise(Mechanism):
             held = context.secrets[HISTORY] = PrivateState(_History(self.matrix, context.layout.size))
         history: _History = held.reveal_to_mechanism()
         return history
+
+
+def _fits(stages: Pipeline) -> None:
+    one = len(stages.queries(1.0)) == 1 and stages.selection.takes_all
+    expected, got = (
+        "one query on all coordinates",
+        f"{type(stages.bounder).__name__}, {type(stages.selection).__name__}",
+    )
+    remedy = "use a bounder with one query, and no selection: correlated noise is proven for them only"
+    check.require(one, expected, got, remedy)
 
 
 @final
@@ -176,9 +193,15 @@ class Factorisation(Mechanism):
     def event(self, queries: Sequence[Query], noise: float) -> NonPrivate:
         return NonPrivate()
 
+    def fits(self, stages: Pipeline) -> None:
+        _fits(stages)
+        sampler, expected = stages.sampling, "a sampler for correlated noise, which the coefficients are chosen for"
+        remedy = "use FixedBins, CyclicPoisson, FixedOrder, Reshuffled or OnePass"
+        check.require(isinstance(sampler, Participation), expected, type(sampler).__name__, remedy)
+
     def fitted(self, stages: Pipeline, horizon: Horizon) -> Mapping[str, Any]:
         sampling = stages.sampling
-        assert isinstance(sampling, Participation)  # the analysis has checked it
+        assert isinstance(sampling, Participation)  # `fits` has checked it
         bands = min(self.bands, horizon.steps)
         if not isinstance(sampling, CyclicPoisson):
             return {"mechanism": self._chosen(bands, sampling, horizon)}

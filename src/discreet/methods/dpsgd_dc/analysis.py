@@ -22,12 +22,16 @@ from discreet.stages.schedule import Constant
 from discreet.stages.selection import Everything
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from discreet.stages.analysis import RunGuard
     from discreet.stages.pipeline import Pipeline
     from discreet.stages.plan import Plan
+    from discreet.stages.values import Released
 
 _OR_COMPOSE = "or use plan.using(analysis=Composition()), which covers every plan"
 
@@ -108,6 +112,12 @@ class LastIterate(Analysis):
         from discreet.methods.dpsgd_dc.guard import LastIterateGuard
 
         return LastIterateGuard(plan, model, optimizer)
+
+    def updating(self, parameters: Sequence[Tensor], released: Released) -> AbstractContextManager[None]:
+        """Refuse a step that is not x - learning_rate * (release + decay x), whatever hooks and wrappers did to it."""
+        from discreet.methods.dpsgd_dc.guard import exact_update
+
+        return exact_update(self, parameters, released)
 
 
 def only(holds: bool, expected: str, got: str, remedy: str) -> None:

@@ -1,6 +1,7 @@
 """Runtime checks for runs that are certified only for their final parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, final
 
 import torch
@@ -10,11 +11,13 @@ from torch import Tensor, nn
 from discreet.core import check
 from discreet.core.relation import Neighbouring
 from discreet.core.world import World
+from discreet.engine.shards.local import gradient_like
 from discreet.methods.dpsgd_dc.analysis import LastIterate, only
 from discreet.methods.dpsgd_dc.curvature import LinearModel, Link
 from discreet.stages.analysis import RunGuard
 from discreet.stages.plan import Plan, Recipe
 from discreet.stages.sampling import FullBatch
+from discreet.stages.values import Released
 
 _INSIDE = 1 - 2**-20  # float32 may round a norm upwards
 
@@ -54,11 +57,15 @@ class ClippedFeatures(nn.Module):
 
 _FULL_PRECISION = (torch.float32, torch.float64)
 _TOLERANCE = 1e-3  # float32 losses and gradients agree to about 1e-6
+_ROUNDINGS = 8  # an update rounds about four times; fused kernels round in another order
 
 
 @final
 class LastIterateGuard(RunGuard):
-    """Checks for `LastIterate`: plain SGD with the stated learning rate, one process, no average, the stated loss."""
+    """Checks for `LastIterate`: plain SGD with the stated learning rate, one process, no average, the stated loss.
+
+    What a step of the optimizer does, with all hooks, is checked by `exact_update`.
+    """
 
     def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert isinstance(plan.analysis, LastIterate)
@@ -142,6 +149,40 @@ class LastIterateGuard(RunGuard):
             return
         self._features, self._scores = features, scores
         self._calls += 1
+
+
+@contextmanager
+@torch.no_grad()
+def exact_update(stated: LastIterate, parameters: Sequence[Tensor], released: Released) -> Iterator[None]:
+    """Compare the optimizer step inside the block with x - learning_rate * (release + decay x).
+
+    The noise hides earlier parameters only in this update. Hooks of the optimizer, or of all optimizers, a wrapped
+    `step`, and settings that change during the step can make another one of it, such as one with less noise.
+
+    Guarantee: after the block the parameters are those of this update, up to rounding, also if it raises an error.
+    """
+    rate, decay, exact, largest = stated.learning_rate, stated.decay, [], []
+    for parameter, view in zip(parameters, released.views(), strict=True):
+        gradient = gradient_like(parameter, view.to(parameter.dtype))  # used up before hooks can write to it
+        exact.append(parameter * (1 - rate * decay) - rate * gradient)
+        largest.append(parameter.abs() * (1 + rate * decay) + rate * gradient.abs())
+    is_exact = False
+    try:
+        yield
+        is_exact = all(
+            bool(((found - one).abs() <= _ROUNDINGS * torch.finfo(found.dtype).eps * most).all())
+            for found, one, most in zip(parameters, exact, largest, strict=True)
+        )
+    finally:
+        if not is_exact:
+            for found, one in zip(parameters, exact, strict=True):
+                found.copy_(one)
+    remedy = (
+        "remove hooks and wrappers of optimizer.step that write to gradients, parameters or settings, such as gradient "
+        "clipping, averaging or warm-up: the released gradient is clipped already"
+    )
+    expected = f"the update parameter - {rate:g} * (released gradient + {decay:g} * parameter)"
+    only(is_exact, expected, "another update by optimizer.step()", remedy)
 
 
 @final

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from discreet.core import check
 from discreet.core.plain import digest, from_plain, plain
-from discreet.core.streams import Stream, Streams
+from discreet.core.streams import Streams
 from discreet.engine.active import Active
 from discreet.engine.contributions import GivenVectors
 from discreet.engine.layout import Layout, Mask
@@ -95,8 +95,7 @@ class RoundTask:
 
     def _mask(self, stages: Pipeline, layout: Layout) -> Mask | None:
         """The mask of the round, drawn again from the public key."""
-        streams = Streams.from_os()
-        streams.mask = Stream(bytes.fromhex(self.mask), name="mask", replayable=True)
+        streams = Streams.with_mask(bytes.fromhex(self.mask))
         now = StepContext(
             step=self.step, steps_per_epoch=self.steps_per_epoch, batch=1.0, layout=layout, streams=streams
         )
