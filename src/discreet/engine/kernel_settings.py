@@ -14,7 +14,9 @@ from typing import Any, Final
 import torch
 
 _NAMES: Final = "mkldnn_enabled mkldnn_deterministic nnpack_enabled float32_matmul_precision deterministic_algorithms"
-_OF_ATTENTION: Final = "flash_sdp_enabled math_sdp_enabled cpu_allow_fp16_reduced_precision_reduction"
+_OF_ATTENTION: Final = (
+    "flash_sdp_enabled math_sdp_enabled cpu_allow_fp16_reduced_precision_reduction math_sdp_allow_fp16_bf16_reduction"
+)
 _OF_GPUS: Final = (
     "cudnn_enabled cudnn_benchmark cudnn_deterministic mem_efficient_sdp_enabled cudnn_sdp_enabled "
     "cublas_allow_fp16_reduced_precision_reduction cublas_allow_bf16_reduced_precision_reduction"
