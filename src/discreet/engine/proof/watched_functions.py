@@ -126,8 +126,8 @@ INDEXING: Final = frozenset(
 )
 """Functions that take whole numbers as places."""
 _HARMLESS: Final = frozenset([Tensor.share_memory_])
-UNCHECKED: Final = frozenset([F.ctc_loss, torch.ctc_loss, F.grid_sample, torch.grid_sampler])
-"""Functions that read memory by values which torch does not check."""
+UNCHECKED: Final = frozenset([F.ctc_loss, torch.ctc_loss, F.grid_sample, torch.grid_sampler, torch.linalg.eigvals])
+"""Functions that read memory by values which torch does not check, or end the process with some."""
 RECURRENT: Final = frozenset([torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu])
 """Functions that are proven as one call, although the engine takes them apart: they make thousands."""
 SPECIAL: Final = frozenset(HOOKS) | TO_MEMORY | FILLS | {DATA_SET}

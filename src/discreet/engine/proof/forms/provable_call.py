@@ -235,7 +235,11 @@ class UnprovableError(Exception):
     """The call does not run on values of our own."""
 
 
-_UNDERIVED: Final = ("derivative for", "not differentiable")  # how torch says that a function has no gradient
+_UNDERIVED: Final = (
+    "derivative for",
+    "not differentiable",
+    "not computed",
+)  # how torch says that a function has no gradient
 
 
 def gradients_of(
@@ -252,7 +256,7 @@ def gradients_of(
     except RuntimeError as error:
         if any(words in str(error) for words in _UNDERIVED):
             return None
-        raise UnprovableError(f"its gradient fails: {str(error).splitlines()[0]}") from None
+        raise UnprovableError(f"its gradient fails: {str(error).splitlines()[0].rstrip('.')}") from None
     return tuple(found)
 
 
