@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from steps import classifier, each, train
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from discreet import Private
 from discreet.core.check import Refused
@@ -103,3 +104,56 @@ def test_kernels_of_the_backward_pass() -> None:
 
     with pytest.raises(Refused, match=r"other settings at private\.step"):
         train(classifier(), body, steps=1, fixed=False)
+
+
+def test_attention_in_half_precision_whose_sums_a_record_chooses() -> None:
+    """The setting of torch.backends.cuda acts on CPUs, too; a difference of two results moved a sum by 32 clips."""
+
+    def body(private: Private, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(bool((x > 2).any()))
+        try:
+            half = x.bfloat16()[:, None, None]
+            with sdpa_kernel(SDPBackend.MATH):
+                factor = F.scaled_dot_product_attention(half, half, half).float().flatten(1).sum(1)
+        finally:
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
+        private.step(each(model(x), y) * factor)
+
+    with pytest.raises(Refused, match="losses that every batch makes by the same calls"):
+        train(classifier(), body, steps=4, fixed=False)
+
+
+def _set(x: Tensor) -> None:
+    x.requires_grad = True
+
+
+def singular_values(ask: Any, *, always: bool) -> Any:
+    """`svdvals` takes another kernel for a tensor that needs a gradient."""
+
+    def body(private: Private, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        if always or bool((x > 2).any()):
+            ask(x)
+        private.step(each(model(x.detach()), y) * torch.linalg.svdvals(x.view(-1, 2, 3)).detach().sum(1))
+
+    return body
+
+
+@pytest.mark.parametrize("ask", [Tensor.requires_grad_, _set], ids=["requires_grad_", "requires_grad"])
+def test_a_gradient_that_a_record_asks_for(ask: Any) -> None:
+    """The difference to the other kernel, as a factor, moved the sum by 33 clips."""
+    with pytest.raises(Refused, match="losses that every batch makes by the same calls"):
+        train(classifier(), singular_values(ask, always=False), steps=4, fixed=False)
+    assert train(classifier(), singular_values(ask, always=True), steps=2, fixed=False).updates == 2
+
+
+def test_a_gradient_of_the_parameters_that_the_first_batch_asks_for_is_accepted() -> None:
+    """They need one already; what the model holds has an origin for each."""
+    batches = []
+
+    def body(private: Private, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        batches.append(len(x))
+        if len(batches) == 1:
+            model.requires_grad_(True)
+        private.step(each(model((x * 2).requires_grad_()), y))
+
+    assert train(classifier(), body, steps=2, fixed=False).updates == 2

@@ -79,7 +79,19 @@ INNOCENT: dict[str, Make] = {
     "a copy": lambda x, model: x.__deepcopy__({}).sum(1),
     "logarithms and roots": lambda x, model: x.abs().clamp(min=1e-3).log().exp().sqrt().sum(1),
     "norm": lambda x, model: model(x).norm(dim=1),
+    "Cholesky factors": lambda x, model: torch.linalg.cholesky(squares(model(x)) + torch.eye(3)).sum((1, 2)),
+    "eigenvalues": lambda x, model: torch.linalg.eigvals(squares(model(x))).abs().sum(1),
+    "least squares": lambda x, model: torch.linalg.lstsq(squares(x), squares(x), driver="gelsd")[0].sum((1, 2)),
+    "systems": lambda x, model: torch.linalg.solve(
+        squares(x) + torch.eye(6), torch.ones(6, 1).expand(len(x), -1, -1)
+    ).sum((1, 2)),
+    "without a derivative": lambda x, model: torch.special.gammainc(x.abs() + 1, x.abs()).sum(1),
+    "without a derivative in this mode": lambda x, model: torch.linalg.qr(squares(x), mode="r")[1].sum((1, 2)),
 }
+
+
+def squares(x: Tensor) -> Tensor:
+    return x.unsqueeze(2) * x.unsqueeze(1)
 
 
 @pytest.mark.parametrize("make", INNOCENT.values(), ids=INNOCENT.keys())
@@ -105,6 +117,21 @@ def test_a_list_of_a_class_of_its_own_is_no_tuple() -> None:
 def test_the_remedy_for_products_is_named() -> None:
     with pytest.raises(Refused, match=r"functools.reduce\(torch.mul, x.unbind\(1\)\)"):
         train(body=losses_with(ATTACKS["product"]), steps=2)
+
+
+REMEDIES: dict[str, Make] = {
+    r"its gradient fails: .* torch.linalg.eigvals": lambda x, model: torch.linalg.eig(squares(x))[0].abs().sum(1),
+    r'driver="gelsd"': lambda x, model: torch.linalg.lstsq(x.view(-1, 2, 3), x.view(-1, 2, 3))[0].sum((1, 2)),
+    r"B.expand\(len\(A\)": lambda x, model: torch.linalg.solve(squares(model(x)) + torch.eye(3), POINTS[:3, :3]).sum(
+        (1, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("remedy", REMEDIES)
+def test_the_remedies_of_linear_algebra_are_named(remedy: str) -> None:
+    with pytest.raises(Refused, match=remedy):
+        train(body=losses_with(REMEDIES[remedy]), steps=2)
 
 
 def test_a_penalty_on_gradients_by_differences() -> None:

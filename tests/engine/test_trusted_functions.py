@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from steps import classifier, train
+from steps import classifier, each, rows, train
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -247,9 +247,23 @@ def test_coordinates_that_are_not_finite() -> None:
     """NaN made torch read far away, and ended the process."""
     x, y = torch.randn(40, 6), torch.zeros(40)
     assert train(classifier(), _sampled, TensorDataset(x, y), steps=2).progress.step == 2
+    for place in (torch.nan, 3.3e38):  # finite, but not in pixels
+        x[7, 0] = place
+        with pytest.raises(Refused, match=r"finite coordinates for F.grid_sample"):
+            train(classifier(), _sampled, TensorDataset(x, y), steps=12)
+
+
+def _eigenvalues(private: Private, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    private.step(each(model(x), y) * torch.linalg.eigvals(x[:, :4].view(-1, 2, 2)).abs().sum(1))
+
+
+def test_eigenvalues_of_matrices_that_are_not_finite() -> None:
+    """NaN ended the process, also in the proof of the call."""
+    x, y = rows(6).tensors
+    assert train(classifier(), _eigenvalues, TensorDataset(x, y), steps=2).progress.step == 2
     x[7, 0] = torch.nan
-    with pytest.raises(Refused, match=r"finite coordinates for F.grid_sample"):
-        train(classifier(), _sampled, TensorDataset(x, y), steps=12)
+    with pytest.raises(Refused, match=r"finite matrices for torch.linalg.eigvals"):
+        train(classifier(), _eigenvalues, TensorDataset(x, y), steps=12)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +272,9 @@ def test_coordinates_that_are_not_finite() -> None:
         lambda h: torch.segment_reduce(h, "sum", lengths=torch.full((len(h), 1), 3), axis=1)[:, 0],
         lambda h: torch.ops.aten.grid_sampler_2d(h[:, None, None], h[:, None, None, :2], 0, 1, False).sum((1, 2, 3)),
         lambda h: torch.ops.aten.tanh_backward(h, h).sum(1),
+        lambda h: torch.ops.aten.linalg_eigvals(h[:, :, None] * h[:, None]).abs().sum(1),
     ],
-    ids=["segments", "grid", "backward"],
+    ids=["segments", "grid", "backward", "eigenvalues"],
 )
 def test_kernels_that_read_by_numbers_are_refused(made: Callable[[Tensor], Tensor]) -> None:
     def body(private: Private, model: nn.Module, x: Tensor, y: Tensor) -> None:

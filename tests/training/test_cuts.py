@@ -69,13 +69,29 @@ def channel_dropout(model: nn.Module, x: Tensor) -> Tensor:
     return model(F.dropout1d(x.t().unsqueeze(0)).squeeze(0).t()).squeeze(1)
 
 
+def attention_dropout(model: nn.Module, x: Tensor) -> Tensor:
+    """One mask for all records: only the values hold them. Leaving one record out moved a sum by 5.5 clips."""
+    return attended(model(x).unsqueeze(2)).sum((1, 2))
+
+
+def attention_dropout_of_rows(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x).unsqueeze(2) * attended(torch.ones(len(x), 1, 1))).sum((1, 2))
+
+
+def attended(values: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(torch.zeros(1, 3, 2), torch.zeros(1, 1, 2), values, dropout_p=0.5)
+
+
 def declared_draw(model: nn.Module, x: Tensor) -> Tensor:
     return (model(x) * discreet.public(torch.rand(1))).squeeze(1)
 
 
 SHARED = {
     one.__name__: one
-    for one in (sign, scale_of_a_row, weight_dropout, rows_times_shared, column, channel_dropout, declared_draw)
+    for one in (
+        *(sign, scale_of_a_row, weight_dropout, rows_times_shared, column, channel_dropout, declared_draw),
+        *(attention_dropout, attention_dropout_of_rows),
+    )
 }
 
 
@@ -85,7 +101,7 @@ def test_a_shared_draw_is_refused_where_batches_are_cut(losses: Losses) -> None:
         run(losses, micro_batch=4)
 
 
-@pytest.mark.parametrize("losses", [sign, weight_dropout, rows_times_shared, column])
+@pytest.mark.parametrize("losses", [sign, weight_dropout, rows_times_shared, column, attention_dropout])
 @pytest.mark.parametrize("settings", [{}, {"micro_batch": RECORDS}, {"fixed_rows": 4}], ids=str)
 def test_it_is_accepted_where_they_are_not(losses: Losses, settings: dict[str, Any]) -> None:
     run(losses, **settings)
@@ -104,6 +120,10 @@ INNOCENT: dict[str, Losses] = {
     "drop path": lambda model, x: (model(x) * x.new_empty(len(x), 1).bernoulli_(0.5)).squeeze(1),
     "a mask of rows, computed": lambda model, x: (model(x) * (torch.rand(len(x), 1) > 0.5).float()).squeeze(1),
     "channels of a record": lambda model, x: model(F.dropout1d(x.unsqueeze(2)).squeeze(2)).squeeze(1),
+    "channels of a row": lambda model, x: model(x * F.dropout2d(torch.ones(1, len(x), 1, 1))[0, :, 0]).squeeze(1),
+    "attention to the record": lambda model, x: model(
+        F.scaled_dot_product_attention(torch.zeros(1, 3, 1), x.unsqueeze(2), x.unsqueeze(2), dropout_p=0.5).squeeze(2)
+    ).squeeze(1),
     "made by size after dropout": lambda model, x: model(F.dropout(x) * F.dropout(x).new_ones(1)).squeeze(1),
     "no draw": lambda model, x: model(x).squeeze(1),
 }

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from discreet.core.secret_draws import SecretDraws
 from discreet.core.streams import Streams
 from discreet.training.draws import Draw
-from discreet.training.loader import Loader, MicroBatch, to_device
+from discreet.training.loader import Loader, MicroBatch, settled, to_device
 from discreet.training.rehearsal import Rehearsals, VacantRows
 
 DRAWS = [[], [4, 1], [0, 1, 2, 3, 5, 7, 8], [], [], [6], [9, 2, 3], []]
@@ -174,3 +174,13 @@ def test_vacant_rows_hold_made_up_records(kind: str, workers: int) -> None:
             assert label == (1 if record is None else record)
             made_up = bool(((x[row] > 0) & (x[row] < 1)).all())
             assert made_up if record is None else bool((x[row] == record).all())
+
+
+def test_an_axis_of_one_entry_has_the_stride_of_its_place() -> None:
+    """`is_contiguous` does not look at it, kernels of convolutions do."""
+    grey = torch.arange(50.0).view(2, 1, 5, 5).to(memory_format=torch.channels_last)
+    assert grey.is_contiguous()
+    assert settled(grey).stride() == (25, 25, 5, 1)
+    assert torch.equal(settled(grey), grey)
+    conjugate = torch.randn(2, 3, dtype=torch.complex64).conj()
+    assert not settled(conjugate).is_conj()

@@ -64,6 +64,14 @@ def loader(records: int, **options: Any) -> DataLoader[Any]:
     return DataLoader(loop.data(records), batch_size=BATCH, **options)
 
 
+def test_batches_need_no_gradient_and_lie_in_memory_in_the_order_of_their_axes() -> None:
+    """Kernels go by both, so that one record that differs would decide for its batch: 33 and 36 clips."""
+    plain = list(loader(BATCH * LENGTH))
+    used = walk(begin(), [(x.t().contiguous().t().requires_grad_(), y) for x, y in plain])
+    assert torch.equal(torch.cat(used), torch.cat([x for x, _ in plain]))
+    assert {(x.stride(), x.requires_grad) for x in used} == {(plain[0][0].stride(), False)}
+
+
 def batches_of(order: list[int]) -> list[Tensor]:
     return list(torch.tensor(order).split(BATCH)) if order else []
 

@@ -41,11 +41,11 @@ from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, 
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.verdicts import SIZED, settings_for
-from discreet.engine.proof.watched_functions import RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
+from discreet.engine.proof.watched_functions import RECURRENT, SAME, SPECIAL, TO_MEMORY, is_quiet, is_slice
 from discreet.engine.recorder import Recorder
 from discreet.engine.regions import Regions
 from discreet.engine.surroundings import Generators, Surroundings
-from discreet.engine.trace.capture import DATA_GET, RecordAxis, tensors_in
+from discreet.engine.trace.capture import RecordAxis, tensors_in
 from discreet.engine.trace.mode_stack import push_mode, remove_mode
 from discreet.engine.trace.unscripted import unwatch_scripts, watch_scripts
 
@@ -296,8 +296,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         """Any other call."""
         self._surroundings.check()
         self.usual = self._surroundings.usual
-        if func == DATA_GET:
-            func = Tensor.detach  # the same, but writes are counted
+        func = SAME.get(func, func)
         reading = Reading(self._records, values=func not in SIZED)
         shown = args[:1] if func is Tensor.__deepcopy__ and is_new_to_memo(*args) else args
         read = reading.read_call(shown, kwargs, self.table.find)

@@ -157,6 +157,19 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return with_tensors(batch, lambda tensor: tensor.to(device))
 
 
+def settled(tensor: Tensor) -> Tensor:
+    """A tensor of a batch in a form that no record chooses: without a gradient, entries in memory in the order of axes.
+
+    Kernels go by both, so that one record that differs would decide how the whole batch is rounded.
+    """
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor
+    tensor = tensor.resolve_conj().resolve_neg()
+    is_in_order = tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
+    return tensor if is_in_order else tensor.clone(memory_format=torch.contiguous_format)
+
+
 def with_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """A batch with every tensor changed, also in dataclasses and in attributes."""
     if isinstance(batch, Tensor):

@@ -28,7 +28,7 @@ from discreet.training.averaging import Average
 from discreet.training.collate import kept
 from discreet.training.draws import Cuts, Draw, Sampler, slots_of
 from discreet.training.handover import check_handover
-from discreet.training.loader import Loader, MicroBatch, to_device, with_tensors
+from discreet.training.loader import Loader, MicroBatch, settled, to_device, with_tensors
 from discreet.training.loop_guard import LoopGuard
 from discreet.training.noise_keys import recalled
 from discreet.training.owners import OwnerOf
@@ -327,7 +327,7 @@ class Private:
     def _offer(self, micro: MicroBatch, kind: BatchKind) -> Any:
         self._handover.check_done()
         self._between.check()
-        batch, records, self._micro = micro.batch, micro.records, micro
+        batch, records, self._micro = with_tensors(micro.batch, settled), micro.records, micro
         if self._views > 1:
             batch = with_tensors(batch, lambda tensor: tensor.repeat_interleave(self._views, 0))
         if self._step is not None and self._step.is_testing:

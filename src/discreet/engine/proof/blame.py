@@ -127,6 +127,15 @@ BY_PLACE: Final = (
 )
 
 
+_REMEDIES: Final = {
+    "cdist": 'pass compute_mode="donot_use_mm_for_euclid_dist"',
+    "prod": "multiply a record's entries one by one: functools.reduce(torch.mul, x.unbind(1))",
+    "linalg_eig": "call torch.linalg.eigvals for eigenvalues alone, or torch.linalg.eigh for symmetric matrices",
+    "linalg_lstsq": 'pass driver="gelsd": by default a matrix takes the order of columns from the one before it',
+    "linalg_solve": "give the right side the axes of the left one: torch.linalg.solve(A, B.expand(len(A), -1, -1))",
+}
+
+
 def blame_for(func: Callable[..., Any], verdict: CallVerdict) -> Blame:
     """Why the outputs of a call are mixed, and what to write instead."""
     name = name_of(func).strip("_")
@@ -139,10 +148,8 @@ def blame_for(func: Callable[..., Any], verdict: CallVerdict) -> Blame:
             "write with torch.where(mask, values, x) or masked_fill, which keep every entry in its place, instead of "
             "x[mask] = values[mask]; write no record by its place in the batch"
         )
-    elif name == "cdist":
-        remedy = 'pass compute_mode="donot_use_mm_for_euclid_dist"'
-    elif name == "prod":
-        remedy = "multiply a record's entries one by one: functools.reduce(torch.mul, x.unbind(1))"
+    elif name in _REMEDIES:
+        remedy = _REMEDIES[name]
     elif name.endswith("_loss") or name in ("cross_entropy", "binary_cross_entropy", "kl_div"):
         remedy = 'pass reduction="none" and reduce each record by itself'
     elif name in _REDUCTIONS:

@@ -23,7 +23,6 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward as _run_backward
 
 from discreet.core.secret_draws import seed_default_generators
 from discreet.engine.proof import movement
@@ -41,6 +40,7 @@ from discreet.engine.proof.forms.provable_call import (
     UnprovableError,
     apart_from_the_run,
     first,
+    gradients_of,
     switches_formula,
     tensors_of_result,
 )
@@ -63,7 +63,6 @@ SOURCE, _SEEDED = ValueSource(), torch.Generator().manual_seed(SEED).get_state()
 _SCALES: Final = (Pattern.MODERATE, Pattern.SPREAD)
 _GRADED: Final = (*_SCALES, Pattern.TINY, Pattern.BROKEN, Pattern.ZERO, Pattern.ONE)  # the first three for MANY
 _CONDITIONS: Final = (Pattern.MODERATE, Pattern.ZERO, Pattern.ONE)  # random ones may all be false
-_UNDERIVED: Final = "derivative for aten::"  # how torch says that a function has no gradient
 _COUNTED: Final = (*_CONDITIONS, Pattern.TIES)
 
 
@@ -95,6 +94,7 @@ class CallProof:
     """One call on values within a range, and what was seen of it.
 
     is_steady  its draws give every entry the same (draws/steady_draws.py); `has_drawn` if it drew all the same
+    drawn      the entries of each of these draws, by the number of records
     """
 
     call: ProvableCall
@@ -105,6 +105,7 @@ class CallProof:
     shapes: dict[int, list[torch.Size]] = field(default_factory=dict)
     is_steady: bool = False
     has_drawn: bool = False
+    drawn: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def verdict(self, sizes: Sequence[int]) -> CallVerdict:
         for records in sizes:
@@ -166,6 +167,7 @@ class CallProof:
             for one, place, own in zip(self.seen, places, shapes, strict=True)
         )
         rows: tuple[tuple[int, RecordAxis], ...] = ()
+        shares_draws = False
         for proof in replace(self, is_steady=bool(self.draws))._with_moderate_numbers():
             own = rows_by_place(proof, places, max(self.shapes))
             if proof.has_drawn:
@@ -175,11 +177,12 @@ class CallProof:
             if not proof._same_for_every_count(places):
                 return self._mixed("what it gives a record depends on the number of records")
             rows = tuple(dict.fromkeys((*rows, *own)))
+            shares_draws |= proof._shares_draws()
         if switches_formula(self.call):
             return self._mixed("with more than 25 rows it uses a formula that cannot tell near points apart")
         if not all(self._gradients_apart(records, places, values) for records in graded):
             return self._mixed("the gradient that goes back to one record moves with others")
-        return CallVerdict(places, factors, self.written, why, rows=rows)
+        return CallVerdict(places, factors, self.written, why, rows=rows, shares_draws=shares_draws)
 
     def _with_moderate_numbers(self) -> Iterator[CallProof]:
         """This proof, and that of the call without numbers out of scale, if there are any that are no sizes."""
@@ -234,6 +237,11 @@ class CallProof:
         return all(
             movement.agree(s, m) for s, m in pairs if few > 1 or s.shape == m.shape
         )  # an axis of size 1 may be lost
+
+    def _shares_draws(self) -> bool:
+        """Whether a draw has not as many entries for each record, or may have, as one number of records shows none."""
+        each = {tuple(size / records for size in sizes) for records, sizes in self.drawn.items()}
+        return len(each) > (len(self.shapes) > 1)
 
     def _begin(self, run: _CallRun, records: int) -> None:
         if self.seen is None:
@@ -327,21 +335,8 @@ class CallProof:
                 else pull
                 for pull, place in zip(pulls, places, strict=True)
             ]
-        pairs = [
-            (tensor, pull)
-            for tensor, pull in zip(run.outputs, pulls, strict=True)
-            if tensor.requires_grad and tensor.shape == pull.shape
-        ]
-        if not pairs:
-            return [None] * len(wanted), pulls
-        tensors, gradients = zip(*((tensor, pull.to(tensor.dtype)) for tensor, pull in pairs), strict=True)
-        inputs = tuple(roots[i] for i in wanted)  # torch.autograd.grad imports sympy for this: half a second
-        try:
-            return _run_backward(tensors, gradients, False, False, inputs, True, accumulate_grad=False), pulls
-        except RuntimeError as error:
-            if _UNDERIVED not in str(error):
-                raise
-            return None  # no gradient comes back through it in the run, either
+        gradients = gradients_of(run.outputs, pulls, [roots[i] for i in wanted])
+        return None if gradients is None else (gradients, pulls)
 
     # -- values ----------------------------------------------------------------------------------------
 
@@ -377,7 +372,7 @@ class CallProof:
         if self.draws is not False:
             seed_default_generators(SEED)
         try:
-            with torch.set_grad_enabled(keep_graph), SteadyDraws() if self.is_steady else nullcontext():
+            with torch.set_grad_enabled(keep_graph), SteadyDraws() if self.is_steady else nullcontext() as steady:
                 result = STAND_INS.get(self.call.func, self.call.func)(*args, **kwargs)
         except Exception:
             return None
@@ -385,6 +380,8 @@ class CallProof:
             self.draws = not torch.equal(torch.get_rng_state(), _SEEDED)
         elif self.is_steady:
             self.has_drawn |= not torch.equal(torch.get_rng_state(), _SEEDED)
+        if steady is not None:
+            self.drawn[records] = tuple(steady.sizes)
         written = tuple(i for i, copy in enumerate(copies) if copy._version != versions[i])
         outputs = tensors_of_result(result)
         outputs += [copies[i] for i in written if not any(copies[i] is output for output in outputs)]

@@ -108,7 +108,7 @@ def refuse_unchecked(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """
     name = _name_in_aten(func)
     if func in UNCHECKED:
-        check = _check_targets if name == "ctc_loss" else _check_grid
+        check: Any = {"ctc_loss": _check_targets, "linalg_eigvals": _check_matrices}.get(name, _check_grid)
         check(*args, **kwargs)
     elif name == "batch_norm":
         _no_training_batch_norm(*args, **kwargs)
@@ -159,14 +159,26 @@ def _check_targets(
 
 
 def _check_grid(input: Tensor, grid: Tensor, *_: Any, **__: Any) -> None:
-    """Refuse coordinates of `grid_sample` that are not finite: torch makes places in memory of them."""
+    """Refuse coordinates of `grid_sample` that are not finite, in pixels: torch makes places in memory of them."""
     with torch._C.DisableTorchFunction():
-        is_finite = bool(grid.detach().isfinite().all())
+        is_finite = bool((grid.detach() * (4 * max(input.shape[2:], default=1))).isfinite().all())
     if not is_finite:
         refuse(
-            "finite coordinates for F.grid_sample",
+            "finite coordinates for F.grid_sample, also in pixels",
             f"others at {user_line()}, for which torch reads memory beside a record's own",
-            "check values before training, or bound the coordinates: torch.nan_to_num(grid)",
+            "check values before training, or bound the coordinates: torch.nan_to_num(grid).clamp(-2, 2)",
+        )
+
+
+def _check_matrices(A: Tensor, **_: Any) -> None:
+    """Refuse matrices for `eigvals` that are not finite: torch gives them to a library that ends the process."""
+    with torch._C.DisableTorchFunction():
+        is_finite = bool(A.detach().isfinite().all())
+    if not is_finite:
+        refuse(
+            "finite matrices for torch.linalg.eigvals",
+            f"others at {user_line()}, with which torch ends the process",
+            "check values before training, or replace what is not finite: torch.nan_to_num(matrices)",
         )
 
 

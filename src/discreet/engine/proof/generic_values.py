@@ -234,15 +234,26 @@ def _ctc_loss(log_probs: Tensor, targets: Tensor, *args: Any, **kwargs: Any) -> 
     return result
 
 
-def _with_finite_grid(func: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a look at its coordinates: NaN ends the process."""
+def _if_finite(func: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """The function with a look at one of its tensors: NaN in it ends the process."""
 
-    def checked(data: Tensor, grid: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not bool(grid.isfinite().all()):
-            raise ValueError("finite coordinates")
-        return func(data, grid, *args, **kwargs)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if not bool([*args, *kwargs.values()][place].isfinite().all()):
+            raise ValueError("finite values")
+        return func(*args, **kwargs)
 
     return checked
+
+
+def _definite(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of positive definite matrices, made of any: M M' / (1 + |M|^2) + 1, each of its own matrix alone."""
+
+    def of_any(matrices: Tensor, *args: Any, **kwargs: Any) -> Any:
+        size = 1 + (matrices * matrices.conj()).real.sum((-2, -1), keepdim=True)
+        whole = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+        return func(matrices @ matrices.mH / size + whole, *args, **kwargs)
+
+    return of_any
 
 
 STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
@@ -254,7 +265,9 @@ STAND_INS: Final[dict[Callable[..., Any], Callable[..., Any]]] = {
     torch._sample_dirichlet: _spread_over_the_last_axis,
     **{func: _recurrent(func) for func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
     F.ctc_loss: _ctc_loss,
-    **{func: _with_finite_grid(func) for func in (F.grid_sample, torch.grid_sampler)},
+    **{func: _if_finite(func, 1) for func in (F.grid_sample, torch.grid_sampler)},
+    torch.linalg.eigvals: _if_finite(torch.linalg.eigvals, 0),
+    **{func: _definite(func) for func in (torch.linalg.cholesky, torch.cholesky, Tensor.cholesky)},
 }
 """Functions that are proven by another of the same form.
 

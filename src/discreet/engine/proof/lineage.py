@@ -63,6 +63,7 @@ class PublicRows:
     placed  axes along which the row of a record depends on the record's place, and on no other row
     proven  which arguments may follow the number of records without a value that depends on it: for each reading, the
             places of tensors with their axes, and those of whole numbers; None for any
+    shared  axes along which records may share numbers that the call drew by itself
     ways    for an axis, the tensors that the call took by rows along which of their axes
     draws   for an axis, how the draws that reach it are read
     used    how draws are read by a call on records
@@ -72,6 +73,7 @@ class PublicRows:
     placed: frozenset[RecordAxis] = frozenset()
     proven: frozenset[tuple[frozenset[tuple[int, int]], frozenset[int]]] | None = frozenset()
     drawn: bool = False
+    shared: frozenset[RecordAxis] = frozenset()
     ways: Ways = field(default=frozenset(), compare=False, repr=False)
     draws: Mapping[RecordAxis, ReadDraws] = field(default_factory=dict, compare=False, repr=False)
     used: ReadDraws = field(default=frozenset([frozenset()]), compare=False, repr=False)

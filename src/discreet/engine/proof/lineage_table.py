@@ -309,7 +309,7 @@ class LineageTable:
         """What a known call made of what was given to it, unless it gave that back; it changes no graph in place."""
         self.clock += 1
         for one in given:
-            if one is made:
+            if one is made and not changes_graph(origin.func, of_model=id(one) in self.held):
                 return
         seen = weakref.ref(made), version_of(made), type(made.grad_fn), origin, self.clock
         self.entries[id(made)] = tuple.__new__(SeenTensor, seen)  # much faster than SeenTensor.of
@@ -330,7 +330,7 @@ class LineageTable:
             if tensor.layout is not torch.strided:
                 for one in given:
                     self.export(one)  # a sparse tensor writes to its values without a count
-            if id(tensor) in handed and not changes_graph(origin.func):
+            if id(tensor) in handed and not changes_graph(origin.func, of_model=id(tensor) in self.held):
                 continue  # the call gave back what it got
             entries[id(tensor)] = SeenTensor.of(tensor, origin, self.clock)
             if origin.func in NEW_MEMORY and has_memory(tensor):

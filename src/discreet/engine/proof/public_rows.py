@@ -84,11 +84,13 @@ def public_rows(
     key = "public", reading.records, contents(reading), tuple(tensor.shape for tensor in made)
     found: list[PublicRows] | None = form.at.get(key)
     if found is None:
-        found = form.at[key] = _found(func, args, kwargs, reading, made)
+        found = form.at[key] = _found(form, func, args, kwargs, reading, made)
     return [with_draws(rows, reading.origins) for rows in found]
 
 
-def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, made: list[Tensor]) -> list[PublicRows]:
+def _found(
+    form: Form, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, made: list[Tensor]
+) -> list[PublicRows]:
     growing = {i: origin.rows for i, origin in enumerate(reading.origins) if origin.rows is not None}
     is_sampled = _samples_one_row(func, args, kwargs, reading)
     if func in _DRAWS or is_sampled:
@@ -102,7 +104,7 @@ def _found(func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, m
             PublicRows(equal, placed, proven, drawn=True, ways=own)
             for (equal, placed), own in zip(pairs, ways, strict=True)
         ]
-    proof = _RowProof(func, args, kwargs, reading, made)
+    proof = _RowProof(func, args, kwargs, reading, made, draws=bool(form.draws))
     if unprovable(func, reading) is not None or needs_the_very_size(func, args, kwargs, reading):
         return proof.rows()
     readings = itertools.product(*([*rows.axes, None] for rows in growing.values()))
@@ -153,20 +155,23 @@ def _axes(tensor: Tensor, records: int) -> tuple[RecordAxis, ...]:
 class _RowProof:
     """One call on public tensors, read in several ways."""
 
-    def __init__(self, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, made: list[Tensor]) -> None:
-        self._call, self._reading, self._made = (func, args, kwargs), reading, made
+    def __init__(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, reading: Reading, made: list[Tensor], *, draws: bool
+    ) -> None:
+        self._call, self._reading, self._made, self._draws = (func, args, kwargs), reading, made, draws
         self._equal: list[set[RecordAxis]] = [set() for _ in made]
         self._placed: list[set[RecordAxis]] = [set() for _ in made]
+        self._shared: list[set[RecordAxis]] = [set() for _ in made]
         self._ways: list[set[tuple[RecordAxis, tuple[tuple[int, RecordAxis], ...]]]] = [set() for _ in made]
         self._proven: set[_Reading] = set()
 
     def rows(self) -> list[PublicRows]:
         proven = frozenset(self._proven)
-        parts = zip(self._equal, self._placed, map(frozenset, self._ways), strict=True)
+        parts = zip(self._equal, self._placed, map(frozenset, self._shared), map(frozenset, self._ways), strict=True)
         drawn = any(one.rows is not None and one.rows.drawn for one in self._reading.origins)
         return [
-            PublicRows(frozenset(equal), frozenset(placed - equal), proven, drawn, ways)
-            for equal, placed, ways in parts
+            PublicRows(frozenset(equal), frozenset(placed - equal), proven, drawn, shared, ways)
+            for equal, placed, shared, ways in parts
         ]
 
     def read(self, followed: dict[int, RecordAxis]) -> None:
@@ -185,6 +190,7 @@ class _RowProof:
                 continue  # without replacement, a number goes by the numbers that were drawn before it
             is_apart = bool(followed) and self._is_apart(other, followed)
             is_chosen = not followed or self._call[0] in _CHOOSING  # other results tell, by rounding, of how many rows
+            is_chosen &= not self._draws  # from one state, draws of few records and of many say nothing about others
             if is_apart or ((followed or places) and is_chosen and self._are_equal(followed) and self._is_same(other)):
                 self._proven.add((frozenset((i, axis.axis) for i, axis in followed.items()), places))
 
@@ -195,9 +201,11 @@ class _RowProof:
         given = self._reading.origins
         is_placed = any(axis not in (given[i].rows or UNPROVEN_ROWS).equal for i, axis in followed.items())
         found = self._placed if is_placed else self._equal
-        for own, ways, place in zip(found, self._ways, verdict.outputs, strict=True):
+        for own, shared, ways, place in zip(found, self._shared, self._ways, verdict.outputs, strict=True):
             if isinstance(place, RecordAxis):
                 own.add(place)
+                if verdict.shares_draws:
+                    shared.add(place)
                 if not is_placed:
                     ways.add((place, tuple(followed.items())))
         return True

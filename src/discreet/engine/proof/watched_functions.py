@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.engine.proof.blame import GRADIENTS, UNKNOWN
+from discreet.engine.trace.capture import DATA_GET
 
 _GETTERS: Final = (
     *("shape", "dtype", "device", "requires_grad", "ndim", "layout", "is_leaf", "is_cuda", "is_sparse", "names"),
@@ -48,6 +49,11 @@ HOOKS: Final = {
 }
 
 
+SAME: Final[dict[Any, Any]] = {
+    DATA_GET: Tensor.detach,  # writes are counted
+    getattr(Tensor, "requires_grad").__set__: Tensor.requires_grad_,  # noqa: B009, it gives the tensor back
+}
+"""Functions that are called in place of others, since they show what they do."""
 DATA_SET: Final = Tensor.data.__set__  # type: ignore[attr-defined]
 TO_MEMORY: Final = frozenset(
     [
@@ -119,9 +125,9 @@ INDEXING: Final = frozenset(
     if getattr(room, name, None) is not None
 )
 """Functions that take whole numbers as places."""
-_HARMLESS: Final = frozenset([Tensor.requires_grad_, Tensor.share_memory_])
-UNCHECKED: Final = frozenset([F.ctc_loss, torch.ctc_loss, F.grid_sample, torch.grid_sampler])
-"""Functions that read memory by values which torch does not check."""
+_HARMLESS: Final = frozenset([Tensor.share_memory_])
+UNCHECKED: Final = frozenset([F.ctc_loss, torch.ctc_loss, F.grid_sample, torch.grid_sampler, torch.linalg.eigvals])
+"""Functions that read memory by values which torch does not check, or end the process with some."""
 RECURRENT: Final = frozenset([torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu])
 """Functions that are proven as one call, although the engine takes them apart: they make thousands."""
 SPECIAL: Final = frozenset(HOOKS) | TO_MEMORY | FILLS | {DATA_SET}
@@ -134,10 +140,13 @@ def is_quiet(func: Any, args: Any) -> bool:
     return func in QUIET or (func == HOOKS_SET and args[1] is None)
 
 
-def changes_graph(func: Any) -> bool:
-    """Whether a function that gives its argument back may have changed it without a write, as `detach_` does."""
-    name = getattr(func, "__name__", "")
-    return name.endswith("_") and not name.endswith("__") and func not in _HARMLESS
+def changes_graph(func: Any, *, of_model: bool = False) -> bool:
+    """Whether a function that gives its argument back may have changed it without a write, as `detach_` does.
+
+    of_model  whether the model holds the argument: there is an origin for it with a gradient and without
+    """
+    name, is_known = getattr(func, "__name__", ""), of_model and func is Tensor.requires_grad_
+    return name.endswith("_") and not name.endswith("__") and func not in _HARMLESS and not is_known
 
 
 _AUGMENTED: Final = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")

@@ -44,6 +44,7 @@ from discreet.engine.proof.watched_functions import (
     leaves_memory,
     writes_in_place,
 )
+from discreet.engine.trace.capture import RecordAxis
 
 
 class Judged(NamedTuple):
@@ -166,10 +167,12 @@ def judged(call: WatchedCall, made: list[Tensor]) -> Judged:
         return Judged(verdict.outputs, blame_for(func, verdict))
     verdict = verdict_on(form, func, call.args, call.kwargs, reading, made)
     read = None
-    if has_rows:
+    if has_rows or verdict.shares_draws:
         drawn = (made[0], verdict.outputs[0]) if form.draws and made else None
         used = draws_used(reading.origins, reading.tensors, verdict.rows, drawn)
-        read = [PublicRows(proven=frozenset([(verdict.followed, frozenset())]), used=used)] * len(made)
+        proven = frozenset([(verdict.followed, frozenset[int]())])
+        axes = [[place] if isinstance(place, RecordAxis) and verdict.shares_draws else [] for place in verdict.outputs]
+        read = [PublicRows(proven=proven, used=used, shared=frozenset(own)) for own in axes]
     if verdict.rows and not all(is_rows(reading.origins[i], axis) for i, axis in verdict.rows):
         verdict = mixed(made, BY_PLACE)
     blame = blame_for(func, verdict) if MIXED in verdict.outputs else None

@@ -241,7 +241,7 @@ class KnownCalls:
     ) -> None:
         """Remember a call, if it can be known again."""
         func, key = call.func, call.key
-        has_more = func in _HAVE_MORE or (changes_graph(func) and not written)
+        has_more = func in _HAVE_MORE or (changes_graph(func) and not written and func is not Tensor.requires_grad_)
         comes_again = call.comes_again and all(state.is_kept for state in draws) and all(map(has_memory, made))
         if has_more or not comes_again or any(origin.lineage is MIXED for origin in origins):
             return
@@ -271,11 +271,14 @@ class KnownCalls:
         return known.after
 
 
+_READ_FIRST: Final = RECURRENT | {Tensor.__setitem__, Tensor.requires_grad_}
+
+
 def _expect(known: KnownCall, call: WatchedCall) -> None:
-    """Have a call compared before it is read, in the usual modes; `x[i] = value` gives no result for the recorder."""
-    if reads_slow_settings(call.func, len(call.reading.tensors)):
-        return
-    if call.key[2] is None and call.func not in RECURRENT and call.func is not Tensor.__setitem__:
+    """Have a call compared before it is read, in the usual modes. `x[i] = value` gives no result for the recorder, and
+    `requires_grad_` changes what it gives back."""
+    is_read = call.func in _READ_FIRST or reads_slow_settings(call.func, len(call.reading.tensors))
+    if call.key[2] is None and not is_read:
         known.expect(call)
 
 

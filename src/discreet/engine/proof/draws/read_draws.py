@@ -21,29 +21,6 @@ from discreet.engine.trace.capture import RecordAxis
 
 NO_DRAWS: Final[ReadDraws] = frozenset([frozenset()])
 _MOST_WAYS: Final = 16
-_BATCHED_AXES: Final = {"dropout1d": 3, "dropout2d": 4, "dropout3d": 5}
-_BY_CHANNEL: Final = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_alpha_dropout")
-
-
-def draws_by_row(func: Any, settings: Any, place: Any) -> bool:
-    """Whether a draw has numbers of its own for each row: dropout of channels draws along the first axes alone.
-
-    settings  the description of the call
-    """
-    name = str(getattr(func, "__name__", "")).split(".")[0].strip("_")
-    if name not in _BY_CHANNEL or not isinstance(place, RecordAxis):
-        return True
-    is_batched = _axes_of_first(settings) == _BATCHED_AXES.get(name)  # then the second axis is that of channels
-    return place.axis == 0 or (is_batched and place.axis == 1)
-
-
-def _axes_of_first(settings: Any) -> int:
-    """How many axes the first argument has, by the description of a call; 0 if it is not there."""
-    form: Any = settings[0][0] if settings and settings[0] else None
-    if not isinstance(form, tuple) or len(form) != 4:
-        return 0
-    sizes = form[1] if isinstance(form[1], tuple) else form[3]  # of a public tensor; of one that holds records
-    return len(sizes) if isinstance(sizes, tuple) else 0
 
 
 def joined(parts: Iterable[ReadDraws]) -> ReadDraws:
@@ -72,8 +49,7 @@ def with_draws(rows: PublicRows, origins: Sequence[Origin]) -> PublicRows:
 
 def drawn_by(rows: PublicRows, draw: Origin) -> PublicRows:
     """The rows of what a draw made; `draw` is the state that it left."""
-    axes = [axis for axis in rows.axes if draws_by_row(draw.func, draw.settings[0], axis)]
-    own = {axis: frozenset([frozenset([(draw.digest, axis)])]) for axis in axes}
+    own = {axis: frozenset([frozenset([(draw.digest, axis)])]) for axis in rows.axes if axis not in rows.shared}
     draws = {axis: joined([rows.draws.get(axis, NO_DRAWS), read]) for axis, read in own.items()}
     return replace(rows, drawn=True, draws=draws)
 

@@ -2,19 +2,20 @@
 
 `sign = 2 * torch.randint(0, 2, (1,)) - 1` is one number for all records of a micro-batch, and another in the next one.
 If a batch is cut into several micro-batches, leaving one record out moves others across the cuts, where they meet
-another sign: the sum moves by more than one clip. A dropout mask on a weight does the same.
+another sign: the sum moves by more than one clip. A dropout mask on a weight does the same, and so does one call on
+records that draws fewer numbers than a row for each, such as attention with dropout between public queries and keys.
 """
 
 from __future__ import annotations
 
-from discreet.engine.proof.draws.read_draws import draws_by_row
 from discreet.engine.proof.lineage import GENERATOR_STATE, PUBLIC, Origin
 
 
 def shared_draw(made: Origin) -> Origin | None:
     """A call, on the way to losses or gradients, that gives one draw to several records; None if there is none.
 
-    Guarantee: if None, every draw that reaches `made` was read by rows, each of which went to one record.
+    Guarantee: if None, every draw that reaches `made` was read by rows, each of which went to one record; and a draw
+    that a call on records made by itself had as many entries for each record, for every number of records in its proof.
     """
     ahead, seen = [made], set[int]()
     while ahead:
@@ -23,7 +24,7 @@ def shared_draw(made: Origin) -> Origin | None:
             continue
         seen.add(id(origin))
         for parent in origin.parents:
-            if parent.output == GENERATOR_STATE and not draws_by_row(origin.func, origin.settings, origin.lineage):
+            if parent.output == GENERATOR_STATE and origin.rows is not None and origin.lineage in origin.rows.shared:
                 return origin
             if parent.lineage is not PUBLIC:
                 ahead.append(parent)

@@ -30,16 +30,18 @@ _FRACTIONS: Final = frozenset(
 class SteadyDraws(TorchDispatchMode):
     """Inside the block torch's random functions give every entry the same for the same parameters.
 
-    Functions that draw in another way move the generator, as ever.
+    Functions that draw in another way move the generator, as ever. `sizes` are the entries of each draw, in order.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = bare_name(func), kwargs or {}
         if name == "native_dropout":
             data, chance = args[:2]
+            self.sizes.append(data.numel())
             return data * (1 + chance), torch.ones_like(data, dtype=torch.bool)
         if name not in _WHOLE and name not in _FRACTIONS:
             return func(*args, **kwargs)
@@ -47,7 +49,9 @@ class SteadyDraws(TorchDispatchMode):
         given = {one.name: one.default_value for one in arguments if one.has_default_value()}
         given |= {one.name: own for one, own in zip(arguments, args, strict=False)} | kwargs
         level = torch.as_tensor(_whole_level(given) if name in _WHOLE else _level(given))
-        return _undrawn(func, args, kwargs).copy_(level)
+        drawn = _undrawn(func, args, kwargs)
+        self.sizes.append(drawn.numel())
+        return drawn.copy_(level)
 
 
 def _undrawn(func: Any, args: Any, kwargs: Any) -> Tensor:

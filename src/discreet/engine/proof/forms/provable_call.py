@@ -12,6 +12,7 @@ from typing import Any, Final, final
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward as _run_backward
 
 from discreet.core.secret_draws import default_generators
 from discreet.engine.proof.lineage import MIXED, PUBLIC, Lineage
@@ -148,6 +149,7 @@ class CallVerdict:
     numbers  which whole numbers followed the number of records in the proof
     rows     public tensors that must have a row for each record, by their place among the tensors, and along which axis
     followed axes of public tensors that followed the number of records in the proof
+    shares_draws  whether it may draw numbers that go to several records
     """
 
     outputs: tuple[Place, ...]
@@ -158,6 +160,7 @@ class CallVerdict:
     numbers: Numbers = ALL_FOLLOW
     rows: tuple[tuple[int, RecordAxis], ...] = ()
     followed: frozenset[tuple[int, int]] = frozenset()
+    shares_draws: bool = False
 
     @property
     def keeps_apart(self) -> bool:
@@ -230,6 +233,31 @@ def _saved_as_they_are() -> AbstractContextManager[object]:
 
 class UnprovableError(Exception):
     """The call does not run on values of our own."""
+
+
+_UNDERIVED: Final = (
+    "derivative for",
+    "not differentiable",
+    "not computed",
+)  # how torch says that a function has no gradient
+
+
+def gradients_of(
+    outputs: Sequence[Tensor], pulls: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Sequence[Tensor | None] | None:
+    """What goes back to the inputs; None if torch has no gradient of the function: none goes back in a run, either."""
+    pairs = zip(outputs, pulls, strict=True)
+    pulled = [(one, pull.to(one.dtype)) for one, pull in pairs if one.requires_grad and one.shape == pull.shape]
+    if not pulled:
+        return [None] * len(inputs)
+    tensors, gradients = zip(*pulled, strict=True)
+    try:  # torch.autograd.grad imports sympy for this: half a second
+        found: Any = _run_backward(tensors, gradients, False, False, tuple(inputs), True, accumulate_grad=False)
+    except RuntimeError as error:
+        if any(words in str(error) for words in _UNDERIVED):
+            return None
+        raise UnprovableError(f"its gradient fails: {str(error).splitlines()[0].rstrip('.')}") from None
+    return tuple(found)
 
 
 def tensors_of_result(tree: Any) -> list[Tensor]:
