@@ -61,7 +61,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         self._surroundings, self.generators = Surroundings(RecordWatch), Generators()
         self._regions, self.calls = Regions(self.table, self._resumed), KnownCalls()
         self._records, self.kind, self.stock = 0, BatchKind.FREE, Stock(self.table)
-        self._declared, self._numbers = list[Any](), list[Any]()  # the latter in the calls of the batch
+        self.declared_choices, self.declared_numbers = list[Any](), list[Any]()  # the latter in the calls of the batch
         self.declarations: dict[str, None] = {}  # lines that call `public` in steps
 
     # -- one batch -------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         self.close()
         self.usual, self.flushes = self._surroundings.open()
         self.generators.open(looks_for_shared=kind is not BatchKind.REHEARSED and records > 1)
-        self._records, self.kind, self._declared, self._numbers = records, kind, [], []
+        self._records, self.kind, self.declared_choices, self.declared_numbers = records, kind, [], []
         self.take_stock([private, *(tensor for tensor, _ in places)])
         self.table.new_step(records)
         DECLARED.new_batch()
@@ -125,19 +125,9 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         return list(DECLARED.outside_of_steps | self.declarations)
 
     @property
-    def declared_choices(self) -> list[Any]:
-        """Those of this batch."""
-        return self._declared
-
-    @property
     def declared_values(self) -> tuple[Any, ...]:
         """The choices and the numbers of this batch that were declared public."""
-        return *self._declared, *self._numbers
-
-    @property
-    def declared_numbers(self) -> tuple[Any, ...]:
-        """The numbers in the calls of this batch that were declared public."""
-        return tuple(self._numbers)
+        return *self.declared_choices, *self.declared_numbers
 
     def rehearse(self, sizes: Sequence[int]) -> None:
         """Losses have to be made for rehearsals of these numbers of records first."""
@@ -176,7 +166,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         if isinstance(value, Tensor):
             self.table.declare(value)
         elif not isinstance(value, nn.Module):
-            self._declared.append(value)
+            self.declared_choices.append(value)
 
     def check_inputs(self, tensors: Sequence[Tensor]) -> None:
         """Refuse tensors with a row for each record, that the model is given, whose rows come in another order."""
@@ -193,7 +183,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
             require(self.table.is_memory_unchanged(), *blame.TAMPERED)
             self._surroundings.check_end()
             self.generators.check(origin)
-            self.programs.check(origin, self._records, tuple(self._declared), self.kind)
+            self.programs.check(origin, self._records, tuple(self.declared_choices), self.kind)
         self._pop()
 
     @contextmanager
@@ -214,7 +204,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
             made = self.backwards.made()
             if made.parents:
                 self.generators.check(made)
-            self.backward_programs.check(made, self._records, tuple(self._declared), self.kind)
+            self.backward_programs.check(made, self._records, tuple(self.declared_choices), self.kind)
 
     @contextmanager
     def _resumed(self, forward: Callable[[Any, Any, Any], Any] | None = None) -> Iterator[None]:
@@ -333,7 +323,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
     def _first(self, call: WatchedCall) -> Any:
         """A call that is not known, or that has to be looked at each time."""
         func, reading, form, table = call.func, call.reading, call.form, self.table
-        self._numbers += reading.declared
+        self.declared_numbers += reading.declared
         refuse_unchecked(func, call.args, call.kwargs)
         if func in SPECIAL:
             refuse_out_of_sight(func, reading.tensors)
