@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -58,14 +58,15 @@ def in_half(net: nn.Module) -> nn.Module:
     return net
 
 
+@dataclass(frozen=True, eq=False)
 class Watched(Mechanism):
     """Gaussian noise, and a list of the exact sums that this process holds."""
 
     in_parts: ClassVar[bool] = True
     is_independent: ClassVar[bool] = True
 
-    def __init__(self) -> None:
-        self.seen: list[list[Any]] = []
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seen", list[list[Any]]())  # no setting: settings cannot change
 
     def event(self, queries: Sequence[Query], noise: float) -> Any:
         return GaussianNoise().event(queries, noise)

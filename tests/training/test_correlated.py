@@ -361,8 +361,9 @@ def test_noise_is_replayed_in_one_place_only() -> None:
         for path in source.rglob("*.py")
         if "secret_key" in path.read_text() or "Stream(bytes" in path.read_text()
     }
-    masks = "training/federated/round_task.py"  # clients draw masks from a public key
-    assert users == {"core/streams.py", "training/noise_keys.py", masks}
+    assert users == {"core/streams.py", "training/noise_keys.py"}
+    public = {path.name for path in source.rglob("*.py") if ".with_mask(" in path.read_text()}
+    assert public == {"round_task.py"}  # clients draw masks from a public key
     repeated = {path.name for path in source.rglob("*.py") if ".again(" in path.read_text()}
     assert repeated == {"participation.py", "noise_keys.py", "streams.py", "correlated.py"}  # the last is an attack
     one = Stream(bytes(32), name="sampling", replayable=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,13 +39,14 @@ RANKS = 4
 STEPS = 24
 
 
+@dataclass(frozen=True, eq=False)
 class Watched(Mechanism):
     """Gaussian noise, and a list of the exact sums, which the processes put together from their parts."""
 
     in_parts: ClassVar[bool] = True
 
-    def __init__(self) -> None:
-        self.seen: list[list[float]] = []
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seen", list[list[float]]())  # no setting: settings cannot change
 
     def event(self, queries: Sequence[Query], noise: float) -> Any:
         return GaussianNoise().event(queries, noise)
