@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from typing import Any
 
@@ -91,6 +92,22 @@ def test_a_float_that_may_have_been_another_whole_number_is_refused(description:
     with pytest.raises(Refused, match=r"below 2\^53, got a float above it.*read the column as text"):
         column("id", description).encode([2.0**53, 1.5])
     assert column("id", {"bounds": [0, 1e20]}).encode([2.0**53, 1.5]).shape[0] == 2
+
+
+@pytest.mark.parametrize("written", ["1,5", "1.500,0", "12 kg"])
+def test_a_text_with_digits_that_is_no_number_is_refused(written: str) -> None:
+    """A reader that was told of decimal commas gives such texts if one cell of the column is no number."""
+    encode = column("income", {"bounds": [0, 9]}).encode
+    assert encode(["?", 3.0]).shape[0] == 2
+    with pytest.raises(Refused, match="no decimal commas"):
+        encode([written, "k.A."])
+
+
+@pytest.mark.parametrize("description", [{"categories": ["a"]}, {"text": "words"}])
+def test_dates_are_refused(description: Any) -> None:
+    """Beside a wrong date, readers of tables give texts."""
+    with pytest.raises(Refused, match="read dates as text"):
+        column("day", description).encode([datetime.datetime(2024, 1, 2)])
 
 
 def test_a_whole_number_beyond_all_floats_is_clamped() -> None:

@@ -192,6 +192,22 @@ def test_a_choice_between_declared_numbers(choose: Callable[[list[Any], bool], A
         train(body=body, steps=2)
 
 
+def test_what_the_loop_writes_to_a_batch_does_not_come_back() -> None:
+    """A batch whose losses are made in a new way is given again: a sum of its records in it was each record's own."""
+    seen, moved = list[Tensor](), list[bool]()
+
+    def body(private: Any, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        is_late = discreet.public(any(moved))
+        if not private.is_rehearsal:
+            seen.append(x.clone())
+        moved.append(private.step(each(model(x * 2 if is_late else x * 1), y)))
+        x.fill_(100.0)
+
+    train(body=body, steps=3)
+    assert len(seen) == 4  # one of three steps is given twice
+    assert all(float(one.max()) < 10 for one in seen)
+
+
 def test_a_choice_between_tensors_that_one_line_declared() -> None:
     kept: list[Tensor] = []
 

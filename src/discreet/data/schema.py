@@ -7,6 +7,7 @@ Nothing is fitted to the records: bounds, categories and bins come from the desc
 describes every column that has no description of its own.
 """
 
+import datetime
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,22 @@ def number(cell: Any, missing: float) -> float:
     return missing if math.isnan(value) else value
 
 
+def measured(cell: Any, missing: float) -> float:
+    """A cell of a column of numbers. A text that holds digits and is no number is refused.
+
+    A reader that was told of decimal commas gives numbers, and texts such as "1,5" if one cell of the column is no
+    number: they would all be missing.
+
+    >>> measured("3.5", 0.0), measured("?", 1.0)
+    (3.5, 1.0)
+    """
+    value = number(cell, math.nan)
+    if math.isnan(value) and isinstance(cell, str) and any(sign.isdigit() for sign in cell):
+        remedy = 'write numbers as in "1234.5" before reading the table: no decimal commas, thousands marks or units'
+        refuse("numbers, or texts without digits where one is missing", "a text with digits that is no number", remedy)
+    return missing if math.isnan(value) else value
+
+
 def text(cell: Any) -> str:
     """A cell as text, such as the name of a category.
 
@@ -80,6 +97,9 @@ def key(cell: Any) -> str:
     """
     if cell is None:
         return "nan"
+    if isinstance(cell, (datetime.date, np.datetime64)):  # beside a wrong date, readers of tables give texts
+        got, remedy = "a date", "read dates as text, and write each part that matters into a column of its own"
+        refuse("texts, numbers or booleans in categories and texts", got, remedy)
     try:
         value = number(cell, math.nan)
     except NoNumber:
@@ -168,7 +188,7 @@ class Numbers:
         found, middle = cells(values), (self.low + self.high) / 2
         if found.dtype.kind in "fiub":
             return np.where(np.isnan(found), middle, found).astype(np.float64)
-        return np.array([number(cell, middle) for cell in found.tolist()], np.float64)
+        return np.array([measured(cell, middle) for cell in found.tolist()], np.float64)
 
     def encode(self, values: Any) -> Features:
         clamped = np.clip(self._numbers(values), self.low, self.high)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.core.check import refuse
+from discreet.core.peak_memory import give_back
 from discreet.engine.checkpointed import CheckpointedRegion, Repeating, checkpoint_frame, hooks_on_saved_tensors
 from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.trace.capture import (
@@ -74,6 +75,7 @@ REDUCED: Final = (torch.bfloat16, torch.float16)
 
 
 # As torch has it: functions of the user's are watched (custom_backward.py), and this one keeps a gradient, no more.
+_MUCH: Final = 1 << 30  # bytes of activations, beside which the milliseconds that it takes do not count
 _APPLY: Final = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
 
@@ -180,12 +182,14 @@ class Recorder:
         return result  # a shape, a dtype, a detached copy: no gradient flows through it
 
     def finish(self) -> None:
-        """Refuse a pass that left out calls of the probe."""
+        """The pass has ended: refuse one that left out calls of the probe."""
         if self._position < len(self.script.calls):
             left_out = self.script.calls[self._position]
             self._another_path(f"no {left_out.where}")
         if self.place < len(self.script.path):
             self._another_path(f"no {self.script.path[self.place].where}")
+        if self._records * self.script.saved_bytes >= _MUCH:
+            give_back()  # what was freed: the backward pass takes memory in pieces of other sizes
 
     def _same_settings(self, expected: Call | TracedStep, args: Any, kwargs: Any) -> None:
         settings = settings_of(expected.func, args, kwargs)

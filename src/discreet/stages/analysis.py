@@ -38,6 +38,10 @@ class RunGuard(Protocol):
         """Refuse a release that the certificate does not cover."""
         return
 
+    def updated(self) -> None:
+        """The parameters are those after a step, also of a checkpoint."""
+        return
+
     def close(self) -> None:
         """Remove all hooks from the model."""
         return

@@ -195,6 +195,12 @@ def fitting_micro_batch(engine: Engine, example: tuple[Any, Any] | None, batch: 
     return max(1, micro_batch_for(engine, *example, records=2, batch=rows) // views)
 
 
+def check_given_again(is_kept: bool) -> None:
+    """Refuse a batch that the loop wrote to, where it has to be given again."""
+    remedy = "do not write to the batch in place, or declare the choice with discreet.public from the first batch on"
+    check.require(is_kept, "a batch as it came, which is given again after rehearsals", "one with other values", remedy)
+
+
 def refuse_new_choices(declared: Sequence[Any]) -> NoReturn:
     """Refuse choices that never come for rehearsals as they do for a batch: its losses are compared with none."""
     kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in declared))

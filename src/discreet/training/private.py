@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, final
 
@@ -19,7 +20,9 @@ from discreet.core.streams import Streams
 from discreet.core.world import World
 from discreet.engine.engine import Engine
 from discreet.engine.model.state import ModelBetweenBatches, Snapshot
+from discreet.engine.proof.lineage import version_of
 from discreet.engine.proof.program import BatchKind
+from discreet.engine.trace.capture import tensors_in
 from discreet.stages.plan import Plan
 from discreet.stages.update import unpack
 from discreet.training import binding, checkpoint
@@ -132,6 +135,8 @@ class Private:
             self._handover = opened.enter_context(self._parameters.handover.attached_to(optimizer))
             opened.callback(unpack, optimizer)
             self._open_ledger(opened, ledger, resume)
+            if self.progress.step:
+                self._guard.updated()
             self.streams.take()
             self._opened = opened.pop_all()  # `close` undoes them
 
@@ -240,9 +245,14 @@ class Private:
             if watch.needs_rehearsal:
                 for rehearsal, size in self._rehearsals.like(micro.batch, micro.records):
                     yield from self._offered(MicroBatch(rehearsal, size, is_last=False), BatchKind.REHEARSAL, loop)
-            yield from self._offered(micro, BatchKind.REHEARSED, loop)
+            # What the loop writes to a batch must not come back where it is given again, after a choice.
+            given = replace(micro, batch=kept(micro.batch)) if watch.declarations else micro
+            before = [version_of(tensor) for tensor in tensors_in(given.batch)]
+            yield from self._offered(given, BatchKind.REHEARSED, loop)
             if watch.is_rehearsed:
                 return
+            is_kept = given is not micro or before == [version_of(tensor) for tensor in tensors_in(micro.batch)]
+            binding.check_given_again(is_kept)
         binding.refuse_new_choices(watch.declared_choices)
 
     def _stood_in(self, loop: object) -> Iterator[Any]:
@@ -357,6 +367,7 @@ class Private:
             moved = self._step.end_sample(self._parameters)
             if moved is not None:
                 self._step = None
+                self._guard.updated()
             return bool(moved)
 
     @property

@@ -74,6 +74,8 @@ class LastIterateGuard(RunGuard):
         self._features: Tensor | None = None
         self._calls, self._bound = 0, float("inf")
         self._handle: Any = None
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._after: list[Tensor] | None = None  # the trained parameters after the last step
         self.release()
         for name, parameter in model.named_parameters():
             expected, got = "trainable parameters in float32 or float64", f"{name} of {parameter.dtype}"
@@ -123,8 +125,21 @@ class LastIterateGuard(RunGuard):
         plain = "use the plain loss with reduction='none', without weights or smoothing"
         only(stated, expected, "another loss", f"{plain}, or state the smoothness (Assumed)")
 
+    @torch.no_grad()
+    def updated(self) -> None:
+        """Keep a copy of the trained parameters, to compare them before the next step."""
+        self._after = [parameter.clone() for parameter in self._trained]
+
     def release(self) -> None:
-        """Check that the optimizer is plain SGD with the stated learning rate and weight decay in every group."""
+        """Check the parameters, and that the optimizer is plain SGD with the stated settings in every group."""
+        with torch._C.DisableTorchFunction():  # no calls to watch
+            pairs = zip(self._trained, self._after or self._trained, strict=True)
+            are_kept = all(torch.equal(now, after) for now, after in pairs)
+        remedy = (
+            "do not write to trained parameters, also if discreet.public declares them: noise of earlier steps hides "
+            "them in these updates only"
+        )
+        only(are_kept, "the trained parameters as the last step left them", "others", remedy)
         optimizer, stated = self._optimizer, self._analysis
         remedy = "use plain SGD: other optimizers keep state of earlier parameters"
         only(type(optimizer) is torch.optim.SGD, "torch.optim.SGD", type(optimizer).__name__, remedy)
