@@ -58,7 +58,10 @@ class AxisSearch:
         if self._is_constant:
             return None
         if len(self._layouts) > 1 and self._large.shape[self._layouts[0].axis] > LARGE:
-            self._refuse("several rows per record, in an order that nothing shows")
+            # No record moved it: what parameters and public tensors make for each record is the same for all.
+            self._layouts = [one for one in self._layouts if _is_one_row(one.split(self._large, LARGE))]
+            if not self._layouts:
+                self._refuse("several rows per record, in an order that nothing shows")
         return self._layouts[0]
 
     def _refuse(self, came: str) -> NoReturn:
@@ -73,6 +76,11 @@ class AxisSearch:
 def _stay(before: Tensor, moved: Tensor, kept: Sequence[int]) -> bool:
     """Whether the entries of these records are equal; NaN is not."""
     return all(torch.equal(before[record], moved[record]) for record in kept)
+
+
+def _is_one_row(by_record: Tensor) -> bool:
+    """Whether all records have the same entries."""
+    return all(torch.equal(by_record[0], other) for other in by_record[1:])
 
 
 def same_for_every_size(small: Tensor, large: Tensor) -> None:
