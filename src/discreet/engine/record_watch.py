@@ -334,7 +334,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         """A call that is not known, or that has to be looked at each time."""
         func, reading, form, table = call.func, call.reading, call.form, self.table
         self._numbers += reading.declared
-        refuse_unchecked(func, call.args, call.kwargs)
+        refuse_unchecked(func, call.args, call.kwargs, lambda tensor: table.find(tensor).lineage is not PUBLIC)
         if func in SPECIAL:
             refuse_out_of_sight(func, reading.tensors)
             call.forget_what_is_filled()

@@ -262,7 +262,7 @@ class CallWatch(TorchFunctionMode):
         if answer is not None and any(map(self._follower.has_records, tensors_in(args))):
             return answer  # public tensors have an answer of their own
         if func in self._forbidden:
-            self._forbidden[func](*args, **kwargs)
+            self._forbidden[func](self._follower.has_records, *args, **kwargs)
         tensors = tensors_of_call(args, kwargs)
         known = self._follower.tracked if torch.is_grad_enabled() else {}
         found = [known[id(tensor)] for tensor in tensors if id(tensor) in known]
