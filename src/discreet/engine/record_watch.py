@@ -41,11 +41,11 @@ from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, 
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.verdicts import SIZED, settings_for
-from discreet.engine.proof.watched_functions import RECURRENT, SAME, SPECIAL, TO_MEMORY, is_quiet, is_slice
+from discreet.engine.proof.watched_functions import RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
 from discreet.engine.recorder import Recorder
 from discreet.engine.regions import Regions
 from discreet.engine.surroundings import Generators, Surroundings
-from discreet.engine.trace.capture import RecordAxis, tensors_in
+from discreet.engine.trace.capture import SAME, RecordAxis, tensors_in
 from discreet.engine.trace.mode_stack import push_mode, remove_mode
 from discreet.engine.trace.unscripted import unwatch_scripts, watch_scripts
 

@@ -185,6 +185,11 @@ class Marks:
 
 
 DATA_GET: Final = Tensor.data.__get__  # type: ignore[attr-defined]
+SAME: Final[dict[Any, Any]] = {
+    DATA_GET: Tensor.detach,  # writes are counted
+    getattr(Tensor, "requires_grad").__set__: Tensor.requires_grad_,  # noqa: B009, it gives the tensor back
+}
+"""Functions that are called in place of others, since they show what they do."""
 _BRANCHES = (Tensor, tuple, list, dict)
 
 
@@ -256,8 +261,7 @@ class CallWatch(TorchFunctionMode):
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one call of the pass."""
-        if func == DATA_GET:
-            func = Tensor.detach  # the same, but writes are counted
+        func = SAME.get(func, func)
         answer = public_answer(func)
         if answer is not None and any(map(self._follower.has_records, tensors_in(args))):
             return answer  # public tensors have an answer of their own
