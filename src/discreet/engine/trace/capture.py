@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from discreet.core.check import refuse
+from discreet.core.check import refuse, require
 from discreet.engine.trace.containers import attributes_of, rebuilt
 from discreet.engine.trace.library_questions import public_answer
 
@@ -277,20 +277,42 @@ class CallWatch(TorchFunctionMode):
                 result = self._decompositions[func](*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if func in IN_PLACE:
-            return self._in_place(func, args, kwargs, found)
-        _refuse_other_in_place(func, args, found)
-        return self._follower.call(func, args, kwargs, found)
+        if not _is_in_place(func):
+            return self._follower.call(func, args, kwargs, found)
+        if args and id(args[0]) in known:
+            return self._in_derived(func, args, kwargs, found)
+        require(
+            func in IN_PLACE,
+            "a call that makes a new tensor",
+            f"the in-place call {name_of(func)} with parameter {found[0].name}",
+            "use torch.where, torch.cat or an ordinary expression instead of writing into a tensor; for speech models "
+            "of transformers, apply_spec_augment=False",
+        )
+        return self._in_place(func, args, kwargs, found)
+
+    def _in_derived(self, func: Any, args: Any, kwargs: Any, found: list[Tracked]) -> Any:
+        """Write into what was derived from parameters alone: autograd changes its graph, and that of its views.
+
+        Calls on it that came before are refused when their gradients are taken, as an input of theirs has changed.
+        """
+        target, tracked = args[0], self._follower.tracked
+        if not tracked[id(target)].parents or any(map(self._follower.has_records, tensors_of_call(args, kwargs))):
+            refuse(
+                "no in-place change of a parameter, and of what is computed from parameters none by records",
+                f"{name_of(func)} on {found[0].name}",
+                "compute a new tensor instead",
+            )
+        result = self._follower.call(func, args, kwargs, found)
+        with torch._C.DisableTorchFunction():
+            memory = target.untyped_storage()._cdata
+            views = [one for one in tracked.values() if one.tensor.untyped_storage()._cdata == memory]
+        for one in views:
+            tracked[id(one.tensor)] = Tracked(one.name, one.tensor, (one, *found), func, tuple(args), dict(kwargs))
+        return result
 
     def _in_place(self, func: Any, args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         """x += p as x.copy_(x + p): the use is recorded on the copy, aliases of x still see the change."""
         target, *rest = args
-        if id(target) in self._follower.tracked:
-            refuse(
-                "no in-place change of a parameter in the forward pass",
-                f"{name_of(func)} on {found[0].name}",
-                "compute a new tensor instead",
-            )
         result = self._follower.call(IN_PLACE[func], (target.clone(), *rest), kwargs, found)
         return target.copy_(result)
 
@@ -312,14 +334,9 @@ def bare_name(func: Callable[..., Any]) -> str:
     return name_of(func).partition(".")[0].strip("_")
 
 
-def _refuse_other_in_place(func: Callable[..., Any], args: Any, found: list[Tracked]) -> None:
+def _is_in_place(func: Callable[..., Any]) -> bool:
+    """Whether a function writes to its first argument, by its name."""
     name = name_of(func)
-    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
-        if name in ("__index__", "__int__", "__invert__", "requires_grad_", "retain_grad_"):
-            return
-        refuse(
-            "a call that makes a new tensor",
-            f"the in-place call {name} with parameter {found[0].name}",
-            "use torch.where, torch.cat or an ordinary expression instead of writing into a tensor; for speech models "
-            "of transformers, apply_spec_augment=False",
-        )
+    if name in ("__index__", "__int__", "__invert__", "requires_grad_", "retain_grad_"):
+        return False
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
