@@ -151,6 +151,31 @@ def test_vocabularies_of_two_and_lengths_above_zero() -> None:
     assert bool(engine.norms().isfinite().all())
 
 
+def test_boxes_whose_corners_are_in_order() -> None:
+    """A negative width is no row of a table: whole numbers that are the same along the last axis are tried."""
+
+    def run(own: Bare, boxes: Tensor) -> Tensor:
+        return own.corners(boxes).sum((1, 2)) + own.widths(boxes[..., 1] - boxes[..., 0]).sum(1)
+
+    engine = Engine(Bare(run, corners=nn.Embedding(9, 4), widths=nn.Embedding(9, 4)))
+    left = torch.randint(0, 4, (7, 5, 1))
+    engine.begin(7)
+    engine.backward(losses_of(engine.model(torch.cat([left, left + 3], -1))))
+    assert bool(engine.norms().isfinite().all())
+
+
+def test_the_failure_that_came_most_often_is_told() -> None:
+    told = iter([IndexError("of one draw")])
+
+    def run(own: Bare, ids: Tensor) -> Tensor:
+        raise next(told, LookupError("of all others"))
+
+    model = Bare(run, words=nn.Embedding(9, 4))
+    root = Tracked("words.weight", model.words.weight)
+    with pytest.raises(LookupError, match="of all others"):
+        Probe(model, [root], ((torch.zeros(3, 4, dtype=torch.long),), {}), [True]).learn()
+
+
 # Following a pass -------------------------------------------------------------------------------------------
 
 
