@@ -44,6 +44,7 @@ from discreet.engine.proof.verdicts import SIZED, settings_for
 from discreet.engine.proof.watched_functions import RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
 from discreet.engine.recorder import Recorder
 from discreet.engine.regions import Regions
+from discreet.engine.spread_rows import with_gradients
 from discreet.engine.surroundings import Generators, Surroundings
 from discreet.engine.trace.capture import SAME, RecordAxis, tensors_in
 from discreet.engine.trace.mode_stack import push_mode, remove_mode
@@ -378,6 +379,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         rows = self.generators.rows_of(draws, found.rows) or [None] * len(made)
         origins = found.origins(digest, (call.func, settings, parents), blame.line_of_the_call(), rows)
         self.generators.note(draws, origins)
+        origins = with_gradients(made, origins, self._records)
         self.table.put_all(made, origins, reading, written, call.versions)
         self.calls.keep(call, made, origins, written, draws)
 

@@ -58,7 +58,8 @@ class AxisSearch:
         if self._is_constant:
             return None
         if len(self._layouts) > 1 and self._large.shape[self._layouts[0].axis] > LARGE:
-            # No record moved it: what parameters and public tensors make for each record is the same for all.
+            # No record moved it: what parameters and public tensors make for each record is the same for all. The watch
+            # refuses calls that read the rows in another layout than the one taken here (spread_rows.py).
             self._layouts = [one for one in self._layouts if _is_one_row(one.split(self._large, LARGE))]
             if not self._layouts:
                 self._refuse("several rows per record, in an order that nothing shows")
