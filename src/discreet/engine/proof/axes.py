@@ -45,7 +45,9 @@ class AxisSearch:
             refuse(
                 "a model whose outputs have one row for each record",
                 "a number for the whole batch, such as the mean loss that models of transformers compute from `labels`",
-                'leave `labels` out of the inputs, and compute one loss per record from the outputs (reduction="none")',
+                "leave `labels` out of the inputs, and compute one loss per record from the outputs "
+                '(reduction="none"). '
+                "If the model computes it without labels, return the other outputs alone from forward()",
             )
         if self._is_constant:
             self._refuse("entries of no record's own move when one record changes")
@@ -70,7 +72,8 @@ class AxisSearch:
             f"{self._what} to keep the records apart",
             came,
             "remove the op that mixes records (batch statistics, in-batch comparisons), or give it one record's "
-            "view; an input that is no tensor of records must not have one row per record",
+            "view; an input that is no tensor of records must not have one row per record; for CLIP and the like, "
+            "write a forward() that returns get_text_features and get_image_features",
         )
 
 

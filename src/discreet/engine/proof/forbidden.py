@@ -240,7 +240,8 @@ def _refuse_reading(came: str) -> None:
         f"{came} at {user_line()}",
         "decide for each record by itself, with torch.where on that record's own values (never on a statistic of the "
         "batch such as x.max()), pad to a public length and mask, and check values before training: a branch or an "
-        "error tells something about the records",
+        "error tells something about the records; for a mixture of experts of transformers, call model."
+        'set_experts_implementation("batched_mm")',
     )
 
 
