@@ -38,6 +38,17 @@ def wav2vec2(scale: Scale, *, layerdrop: float = 0.0, augments: bool = False) ->
     return hf.Wav2Vec2ForCTC(config)
 
 
+def _wavlm(scale: Scale) -> nn.Module:
+    layers = {"num_hidden_layers": 2, "num_attention_heads": scale.heads, "intermediate_size": 2 * scale.hidden}
+    convolutions = {"conv_dim": (8, 8), "conv_stride": (4, 2), "conv_kernel": (8, 3), "feat_extract_norm": "layer"}
+    positions = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2}
+    chance = {"layerdrop": 0.0, "apply_spec_augment": False}
+    config = hf.WavLMConfig(
+        hidden_size=scale.hidden, **layers, **convolutions, **positions, **chance, num_buckets=8, max_bucket_distance=16
+    )
+    return hf.WavLMForSequenceClassification(config)
+
+
 def waves(scale: Scale) -> Inputs:
     length = 16 * scale.length
     mask = (torch.arange(length) < length - 8 * (torch.arange(scale.records).unsqueeze(1) % 4)).long()
@@ -124,6 +135,14 @@ FAMILIES = (
         settings="training mode, torch.distributions with validation",
         make=lambda scale: Autoencoder(2 * scale.hidden),
         inputs=_rows,
+        is_training=True,
+    ),
+    Family(
+        name="WavLM",
+        library="transformers",
+        settings="padded mask, training mode, apply_spec_augment=False, layerdrop=0.0",
+        make=_wavlm,
+        inputs=waves,
         is_training=True,
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import transformers as hf
 from torch import nn
 
@@ -46,6 +47,33 @@ def _distilbert(scale: Scale, attention: str) -> nn.Module:
 def _deberta(scale: Scale, attention: str) -> nn.Module:
     config = hf.DebertaV2Config(**_encoder(scale), relative_attention=True, pos_att_type=["p2c", "c2p"])
     return hf.DebertaV2ForSequenceClassification(config)
+
+
+def deberta_v1(scale: Scale) -> nn.Module:
+    """The first version, which scales what it computes from its table of positions in place."""
+    config = hf.DebertaConfig(**_encoder(scale), relative_attention=True, pos_att_type=["p2c", "c2p"])
+    return hf.DebertaForSequenceClassification(config)
+
+
+def multiple_choice(scale: Scale) -> nn.Module:
+    return hf.BertForMultipleChoice(hf.BertConfig(**_encoder(scale)))
+
+
+def choices(scale: Scale) -> Inputs:
+    """Three choices for each record, without token types."""
+    args, named = padded(scale)
+    return args, {name: tensor.unsqueeze(1).repeat(1, 3, 1) for name, tensor in named.items()}
+
+
+def layoutlm(scale: Scale) -> nn.Module:
+    return hf.LayoutLMForTokenClassification(hf.LayoutLMConfig(**_encoder(scale), max_2d_position_embeddings=50))
+
+
+def boxes(scale: Scale) -> Inputs:
+    """The place of each token on its page: left, top, right, bottom."""
+    args, named = padded(scale)
+    corners = torch.randint(0, 25, (scale.records, scale.length, 2), generator=torch.Generator().manual_seed(2))
+    return args, named | {"bbox": torch.cat([corners, corners + 9], -1)}
 
 
 def _gpt2(scale: Scale, attention: str) -> nn.Module:
@@ -119,5 +147,20 @@ FAMILIES = (
         settings='padded mask, set_experts_implementation("batched_mm")',
         make=mixtral,
         inputs=padded,
+    ),
+    Family(name="DeBERTa", library="transformers", settings="padded mask, classifier", make=deberta_v1, inputs=padded),
+    Family(
+        name="BERT multiple choice",
+        library="transformers",
+        settings="padded mask, three choices",
+        make=multiple_choice,
+        inputs=choices,
+    ),
+    Family(
+        name="LayoutLM",
+        library="transformers",
+        settings="padded mask, boxes, token classifier",
+        make=layoutlm,
+        inputs=boxes,
     ),
 )

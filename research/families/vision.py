@@ -55,6 +55,22 @@ def _pixels(scale: Scale) -> Inputs:
     return (), {"pixel_values": x}
 
 
+def _swin(scale: Scale) -> nn.Module:
+    stages = {"embed_dim": scale.hidden, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "patch_size": 2}
+    return hf.SwinForImageClassification(hf.SwinConfig(image_size=scale.image, **stages, drop_path_rate=0.2))
+
+
+def _nfnet(scale: Scale) -> nn.Module:
+    widths = (64, 128, 256, 384) if scale.is_wide else (16, 32, 48, 64)
+    shape = timm.models.nfnet._nfres_cfg(depths=(1, 1, 1, 1), channels=widths, group_size=8)
+    return timm.models.nfnet.NormFreeNet(shape, num_classes=4)  # type: ignore[no-any-return]
+
+
+def _bit(scale: Scale) -> nn.Module:
+    widths = {"embedding_size": scale.hidden, "hidden_sizes": [2 * scale.hidden, 4 * scale.hidden]}
+    return hf.BitForImageClassification(hf.BitConfig(**widths, depths=[1, 1], num_groups=8))
+
+
 def _unet(scale: Scale) -> nn.Module:
     blocks = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
     widths = {"block_out_channels": (scale.hidden, 2 * scale.hidden), "attention_head_dim": 8, "norm_num_groups": 4}
@@ -134,4 +150,14 @@ FAMILIES = (
         make=_unet,
         inputs=_noisy_images,
     ),
+    Family(
+        name="Swin (transformers)",
+        library="transformers",
+        settings="two stages, windows of 4, training mode with drop path 0.2",
+        make=_swin,
+        inputs=_pixels,
+        is_training=True,
+    ),
+    Family(name="NFNet", library="timm", settings="4 blocks, standardised weights", make=_nfnet, inputs=images),
+    Family(name="BiT", library="transformers", settings="2 blocks, standardised weights", make=_bit, inputs=_pixels),
 )

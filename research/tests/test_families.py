@@ -16,12 +16,19 @@ from research.families import page, text
 from research.families.family import SMALL, Family, losses_of
 from research.families.measure import ALL, FAMILIES, made, norm_error, row
 
+pytestmark = [  # of DeBERTa and WavLM
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
+    pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask"),
+]
 # tests/engine/test_hugging_face.py has the text models, with both kinds of attention.
 OTHERS = [family for family in FAMILIES if family not in text.FAMILIES]
 
 
 # One of each kind, as a step of each takes about a second.
-IN_A_LOOP = ("BERT", "T5", "LoRA on Llama", "prompt tuning on Llama", "Whisper", "Wav2Vec2", "DeiT", "embedding bags")
+IN_A_LOOP = (
+    *("BERT", "T5", "LoRA on Llama", "prompt tuning on Llama", "Whisper", "Wav2Vec2", "DeiT", "embedding bags"),
+    *("Swin (transformers)", "NFNet", "WavLM", "DeBERTa"),
+)
 
 
 @pytest.mark.parametrize("family", OTHERS, ids=lambda family: family.name)

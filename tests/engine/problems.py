@@ -328,6 +328,31 @@ def in_place(own: Bare, x: Tensor) -> Tensor:
     return out
 
 
+def derived_in_place(own: Bare, x: Tensor) -> Tensor:
+    """What parameters alone make is written to, beside views from before; as DeBERTa scales its positions."""
+    table = F.embedding(torch.tensor([2, 0]), own.table)
+    first, turned = table[:1], table.t()
+    table /= 3.0
+    table[1].mul_(own.scale)
+    table[1, 0] = 0.5
+    table.clamp_(min=-0.2)
+    return torch.cat([x @ turned, F.linear(x, first), F.linear(x, table)], 1)
+
+
+def standardised_by_batch_norm(own: Bare, x: Tensor) -> Tensor:
+    """Weights of a convolution with mean 0 and deviation 1, as NFNet and BiT have them."""
+    flat = own.weight.reshape(1, len(own.weight), -1)
+    weight = F.batch_norm(flat, None, None, weight=own.gain, training=True, momentum=0.0)
+    return F.conv1d(x, weight.reshape_as(own.weight))
+
+
+def windows(own: Bare, x: Tensor) -> Tensor:
+    """A bias plus a public mask for each window of a record, as Swin has them."""
+    mask = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 1.0]])
+    by_record = (own.bias + mask.repeat(len(x), 1)).view(len(x), 2, 3)
+    return own.net(x + by_record)
+
+
 def dropout_model() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, 3), nn.Dropout(0.2))
 
@@ -676,6 +701,24 @@ LIST: list[Problem] = [
         lambda: Bare(in_place, first=nn.Linear(4, 5), second=nn.Linear(5, 3), bias=parameter(5), scale=parameter(5)),
         floats(4),
         by_func=False,
+    ),
+    Problem(
+        "derived in place",
+        lambda: Bare(derived_in_place, table=parameter(4, 3), scale=parameter(3)),
+        floats(3),
+        by_func=False,
+    ),
+    Problem(
+        "standardised weights",
+        lambda: Bare(standardised_by_batch_norm, weight=parameter(4, 3, 2), gain=parameter(4)),
+        floats(3, 5),
+        by_func=False,
+    ),
+    Problem("windows of a record", lambda: Bare(windows, bias=parameter(3), net=nn.Linear(3, 3)), floats(2, 3)),
+    Problem(
+        "repeated and viewed",
+        lambda: Bare(lambda o, x: x * o.a.unsqueeze(0).repeat(len(x), 1, 1).view(-1, 8).view_as(x), a=parameter(2, 4)),
+        floats(2, 4),
     ),
     Problem("stopped gradients", lambda: Bare(detached, first=nn.Linear(4, 5), second=nn.Linear(5, 3)), floats(4)),
     Problem(

@@ -327,6 +327,17 @@ def test_as_many_layers_as_records(kind: Any) -> None:
         watch.close()
 
 
+def test_states_of_layers_that_are_a_divisor_of_the_records() -> None:
+    """Public states [4, 1, 8] at 8 records: the proof cannot read their size 4 as rows of few records."""
+    cell = nn.LSTM(9, 8, num_layers=2, batch_first=True, bidirectional=True)
+    watch, tokens = RecordWatch(cell), torch.randn(1, 5, 9)
+    for records in (8, 4, 2):
+        batch = torch.randn(records, 16)
+        watch.open([(batch, RecordAxis(0))], records)
+        watch.finish((batch + cell(tokens)[0][0, 0]).sum(1))
+        watch.close()
+
+
 def test_a_number_of_records_behind_a_condition() -> None:
     """Random conditions are all false for five records in one of 32 cases."""
     records = x()

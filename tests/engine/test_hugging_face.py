@@ -16,7 +16,8 @@ from discreet.core.check import Refused
 from discreet.engine.engine import Engine
 from discreet.engine.factors.recorded_call import RecordedCall
 from discreet.engine.trace.library_questions import QUESTIONS
-from research.families.family import SMALL, losses_of, padded, tokens
+from research.families import text
+from research.families.family import SMALL, Family, losses_of, padded, tokens
 from research.families.text import MODELS, inputs_of, llama, mixtral
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # DeBERTa's own
@@ -50,6 +51,12 @@ def test_a_mixture_of_experts() -> None:
     agrees_with_autograd(mixtral(SMALL), INPUTS)
     with pytest.raises(Refused, match=r"set_experts_implementation\(.batched_mm.\)"):
         agrees_with_autograd(mixtral(SMALL, "grouped_mm"), INPUTS)
+
+
+@pytest.mark.parametrize("family", text.FAMILIES[len(MODELS) + 1 :], ids=lambda family: family.name)
+def test_other_text_models(family: Family) -> None:
+    torch.manual_seed(0)
+    agrees_with_autograd(family.make(SMALL), family.inputs(SMALL)[1])
 
 
 def test_labels_in_the_batch() -> None:

@@ -46,6 +46,9 @@ FOUND: list[tuple[str, Any, RecordAxis | None]] = [
     ("last, time * batch", lambda x: x.repeat(6, 1).t(), RecordAxis(1, minor=True)),
     ("a constant", lambda x: torch.ones(3, 5), None),
     ("nothing but the size", lambda x: torch.zeros(len(x), 2), RecordAxis(0)),
+    ("equal rows of each record", lambda x: torch.zeros(2 * len(x), 3), RecordAxis(0)),
+    ("equal blocks side by side", lambda x: torch.eye(2).repeat(len(x), 1), RecordAxis(0)),
+    ("equal blocks, records inside", lambda x: torch.eye(2).repeat_interleave(len(x), 0), RecordAxis(0, minor=True)),
     ("whole numbers", lambda x: (x * 100).long(), RecordAxis(0)),
 ]
 
@@ -60,7 +63,7 @@ MIXED: list[tuple[str, Any, str]] = [
     ("a product of all pairs", lambda x: x @ x.t(), r"shape \(3, 3\) for 3 records"),
     ("one number for all", lambda x: x.sum(), "entries of no record's own"),
     ("reversed", lambda x: x.flip(0), "moves entries of the others"),
-    ("rows in an order that nothing shows", lambda x: torch.zeros(2 * len(x), 3), "an order that nothing shows"),
+    ("rows in an order that nothing shows", lambda x: torch.arange(2.0 * len(x)), "an order that nothing shows"),
     ("a row more", lambda x: torch.cat([x, x[:1]]), "for 3 records"),
     ("another number of axes", lambda x: x if len(x) == SMALL else x.unsqueeze(0), "for 3 records"),
     ("interleaved", lambda x: torch.cat([x[::2], x[1::2]]), "moves entries of the others"),
@@ -146,6 +149,31 @@ def test_vocabularies_of_two_and_lengths_above_zero() -> None:
     engine.begin(7)
     engine.backward(losses_of(model(torch.randint(0, 3, (7, 5)), torch.randint(1, 6, (7,)))))
     assert bool(engine.norms().isfinite().all())
+
+
+def test_boxes_whose_corners_are_in_order() -> None:
+    """A negative width is no row of a table: whole numbers that are the same along the last axis are tried."""
+
+    def run(own: Bare, boxes: Tensor) -> Tensor:
+        return own.corners(boxes).sum((1, 2)) + own.widths(boxes[..., 1] - boxes[..., 0]).sum(1)
+
+    engine = Engine(Bare(run, corners=nn.Embedding(9, 4), widths=nn.Embedding(9, 4)))
+    left = torch.randint(0, 4, (7, 5, 1))
+    engine.begin(7)
+    engine.backward(losses_of(engine.model(torch.cat([left, left + 3], -1))))
+    assert bool(engine.norms().isfinite().all())
+
+
+def test_the_failure_that_came_most_often_is_told() -> None:
+    told = iter([IndexError("of one draw")])
+
+    def run(own: Bare, ids: Tensor) -> Tensor:
+        raise next(told, LookupError("of all others"))
+
+    model = Bare(run, words=nn.Embedding(9, 4))
+    root = Tracked("words.weight", model.words.weight)
+    with pytest.raises(LookupError, match="of all others"):
+        Probe(model, [root], ((torch.zeros(3, 4, dtype=torch.long),), {}), [True]).learn()
 
 
 # Following a pass -------------------------------------------------------------------------------------------

@@ -84,8 +84,19 @@ ATTACKS: dict[str, Run] = {
     "by address": lambda own, x: torch.as_strided_copy(x.t().contiguous().t(), (len(x), 6), (6, 1)),
     "every second of a copy": lambda own, x: torch.cat([x, x])[torch.arange(0, 2 * len(x), step=2)],
     "a fill by the count": lambda own, x: x * x.new_full((len(x), 1), len(x)),
+    "gradients of other rows": lambda own, x: x + _rare(x) * own.head.weight[0].expand(len(x), 6).flip(0),
+    "gradients of rows before": lambda own, x: x + _rare(x) * (torch.zeros_like(x) + own.head.weight[0]).roll(1, 0),
+    "gradients of rows written": lambda own, x: x + _rare(x) * torch.zeros(len(x), 6).add_(own.head.weight[0]).flip(0),
+    "gradients of two rows": lambda own, x: (
+        x + _rare(x) * F.embedding(torch.zeros(2 * len(x), dtype=torch.long), own.head.weight).view(2, len(x), 6).sum(0)
+    ),
     "gradients by the count": lambda own, x: CountedBackward.apply(own.head.bias.sum() * x),
 }
+
+
+def _rare(x: Tensor) -> Tensor:
+    """Zero for all inputs of a self-check."""
+    return F.relu(x.mean(1, keepdim=True) - 1000)
 
 
 @pytest.mark.filterwarnings("ignore:Use of index_put_ on expanded tensors")

@@ -587,9 +587,49 @@ def test_in_place_changes_of_recorded_inputs() -> None:
 
 def test_in_place_changes_of_parameters() -> None:
     def run(own: Bare, batch: Tensor) -> Tensor:
-        return batch * own.scale.clone().add_(own.scale)
+        return batch * own.scale.add_(1.0)
 
     refused(Bare(run, scale=parameter(4)), x(7, 4), match="no in-place change of a parameter")
+
+
+def test_in_place_changes_of_what_parameters_made() -> None:
+    def by_records(own: Bare, batch: Tensor) -> Tensor:
+        scale = own.scale * 2
+        scale[0] = batch.flatten()[0]
+        return batch * scale
+
+    def after_a_use(own: Bare, batch: Tensor) -> Tensor:
+        scale = own.scale * 2
+        view = scale.view(2, 2).t()
+        outputs = batch + scale
+        view.mul_(3.0)
+        return outputs
+
+    refused(Bare(by_records, scale=parameter(4)), x(7, 4), match="none by records")
+    refused(Bare(after_a_use, scale=parameter(4)), x(7, 4), match="changed in place")
+
+
+def test_batch_norm_of_records_and_with_running_statistics() -> None:
+    """Weights may be standardised with F.batch_norm; records may not, nor may statistics be kept."""
+
+    def run(own: Bare, batch: Tensor, form: str) -> Tensor:
+        spread, weight = own.scale.expand(len(batch), 4) * 2, own.net.weight
+        kept = (own.mean, own.var)
+        normed = {
+            "records": lambda: F.batch_norm(batch, None, None, training=True),
+            "hidden": lambda: torch.batch_norm(own.net(batch), None, None, None, None, True, 0.1, 1e-5, False),
+            "spread": lambda: F.batch_norm(spread, None, None, training=True),
+            "kept": lambda: F.linear(batch, F.batch_norm(weight, *kept, training=True)),
+            "kept by torch": lambda: F.linear(
+                batch, torch.batch_norm(weight, None, None, *kept, True, 0.1, 1e-5, False)
+            ),
+        }[form]()
+        return own.net(batch) + normed
+
+    for form in ("records", "hidden", "spread", "kept", "kept by torch"):
+        parts = {"net": nn.Linear(4, 4), "scale": parameter(4), "mean": torch.zeros(4), "var": torch.ones(4)}
+        own = Bare(lambda own, batch, form=form: run(own, batch, form), **parts)
+        refused(own, x(7, 4), match="no BatchNorm in training mode")
 
 
 def test_a_parameter_written_into_the_batch() -> None:

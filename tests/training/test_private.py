@@ -682,6 +682,18 @@ def test_a_model_with_other_arguments_says_how() -> None:
     assert run.updates == loop.STEPS
 
 
+@pytest.mark.parametrize("error", [ValueError("no end of the text."), KeyError("x"), AssertionError()], ids=repr)
+def test_errors_of_a_model_on_random_inputs_are_told(error: Exception) -> None:
+    def fails(_: Any, args: Any) -> None:
+        raise error
+
+    net = loop.model()
+    net.register_forward_pre_hook(fails)
+    name = type(error).__name__
+    with pytest.raises(Refused, match=rf"model that runs on random inputs .* got {name}: [^.]*\. Remedy"):
+        loop.private(net)
+
+
 def test_inputs_may_be_a_single_tensor() -> None:
     run = loop.private(inputs=lambda batch: batch[0])
     loop.train(run)

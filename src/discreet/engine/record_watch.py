@@ -41,11 +41,12 @@ from discreet.engine.proof.lineage import MIXED, PUBLIC, SOLE, Lineage, Origin, 
 from discreet.engine.proof.lineage_table import LineageTable
 from discreet.engine.proof.program import BatchKind, KnownPrograms
 from discreet.engine.proof.verdicts import SIZED, settings_for
-from discreet.engine.proof.watched_functions import RECURRENT, SAME, SPECIAL, TO_MEMORY, is_quiet, is_slice
+from discreet.engine.proof.watched_functions import RECURRENT, SPECIAL, TO_MEMORY, is_quiet, is_slice
 from discreet.engine.recorder import Recorder
 from discreet.engine.regions import Regions
+from discreet.engine.spread_rows import with_gradients
 from discreet.engine.surroundings import Generators, Surroundings
-from discreet.engine.trace.capture import RecordAxis, tensors_in
+from discreet.engine.trace.capture import SAME, RecordAxis, tensors_in
 from discreet.engine.trace.mode_stack import push_mode, remove_mode
 from discreet.engine.trace.unscripted import unwatch_scripts, watch_scripts
 
@@ -324,7 +325,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         """A call that is not known, or that has to be looked at each time."""
         func, reading, form, table = call.func, call.reading, call.form, self.table
         self.declared_numbers += reading.declared
-        refuse_unchecked(func, call.args, call.kwargs)
+        refuse_unchecked(func, call.args, call.kwargs, lambda tensor: table.find(tensor).lineage is not PUBLIC)
         if func in SPECIAL:
             refuse_out_of_sight(func, reading.tensors)
             call.forget_what_is_filled()
@@ -368,6 +369,7 @@ class RecordWatch(ExpectedCalls, TorchFunctionMode):
         rows = self.generators.rows_of(draws, found.rows) or [None] * len(made)
         origins = found.origins(digest, (call.func, settings, parents), blame.line_of_the_call(), rows)
         self.generators.note(draws, origins)
+        origins = with_gradients(made, origins, self._records)
         self.table.put_all(made, origins, reading, written, call.versions)
         self.calls.keep(call, made, origins, written, draws)
 

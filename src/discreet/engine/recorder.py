@@ -18,6 +18,7 @@ from discreet.engine.trace.capture import (
     FollowedCall,
     ForwardTrace,
     Marks,
+    RecordAxis,
     TracedStep,
     Tracked,
     name_of,
@@ -91,6 +92,18 @@ class _Source(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
         ctx.use.keep_gradient(gradients[0])
         return None, None
+
+
+_SOURCE: Final[Any] = _Source._backward_cls
+
+
+def spread_axis(tensor: Tensor) -> RecordAxis | None:
+    """Where the engine takes the records to lie in what a call without records made, or in what that was copied to."""
+    node: Any = tensor.grad_fn
+    nodes = [node]
+    if type(node).__name__ == "CopyBackwards":  # x += p, as a copy
+        nodes += [before for before, _ in node.next_functions]
+    return next((one.use.output_axis for one in nodes if type(one) is _SOURCE), None)
 
 
 class Recorder:

@@ -163,10 +163,15 @@ def dry_run(
     args, kwargs = ((), arguments) if isinstance(arguments, dict) else (tuple(arguments), {})
     try:
         self_check(engine, args, kwargs, 2)
-    except (TypeError, RuntimeError) as error:
+    except check.Refused:
+        raise
+    except Exception as error:  # the model's own
         expected = "a model that runs on random inputs of the data's shape"
-        remedy = "pass inputs=lambda batch: (arguments of the model,), or a function that returns keyword arguments"
-        check.refuse(expected, f"{type(error).__name__}: {str(error).splitlines()[0]}", remedy)
+        remedy = (
+            "pass inputs=lambda batch: (arguments of the model,), or a function that returns keyword arguments; "
+            "the model must run on any floats and small whole numbers"
+        )
+        check.refuse(expected, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}", remedy)
     return args, kwargs
 
 

@@ -232,7 +232,7 @@ class _Trial:
         except Refused:
             raise
         except Exception as error:  # the model's own
-            first = (str(error).splitlines() or [""])[0]
+            first = (str(error).splitlines() or [""])[0].rstrip(".")
             validate.refuse(
                 "a model that runs on the given inputs",
                 f"{type(error).__name__}: {first}",

@@ -45,7 +45,9 @@ class AxisSearch:
             refuse(
                 "a model whose outputs have one row for each record",
                 "a number for the whole batch, such as the mean loss that models of transformers compute from `labels`",
-                'leave `labels` out of the inputs, and compute one loss per record from the outputs (reduction="none")',
+                "leave `labels` out of the inputs, and compute one loss per record from the outputs "
+                '(reduction="none"). '
+                "If the model computes it without labels, return the other outputs alone from forward()",
             )
         if self._is_constant:
             self._refuse("entries of no record's own move when one record changes")
@@ -58,7 +60,11 @@ class AxisSearch:
         if self._is_constant:
             return None
         if len(self._layouts) > 1 and self._large.shape[self._layouts[0].axis] > LARGE:
-            self._refuse("several rows per record, in an order that nothing shows")
+            # No record moved it: what parameters and public tensors make for each record is the same for all. The watch
+            # refuses calls that read the rows in another layout than the one taken here (spread_rows.py).
+            self._layouts = [one for one in self._layouts if _is_one_row(one.split(self._large, LARGE))]
+            if not self._layouts:
+                self._refuse("several rows per record, in an order that nothing shows")
         return self._layouts[0]
 
     def _refuse(self, came: str) -> NoReturn:
@@ -66,13 +72,19 @@ class AxisSearch:
             f"{self._what} to keep the records apart",
             came,
             "remove the op that mixes records (batch statistics, in-batch comparisons), or give it one record's "
-            "view; an input that is no tensor of records must not have one row per record",
+            "view; an input that is no tensor of records must not have one row per record; for CLIP and the like, "
+            "write a forward() that returns get_text_features and get_image_features",
         )
 
 
 def _stay(before: Tensor, moved: Tensor, kept: Sequence[int]) -> bool:
     """Whether the entries of these records are equal; NaN is not."""
     return all(torch.equal(before[record], moved[record]) for record in kept)
+
+
+def _is_one_row(by_record: Tensor) -> bool:
+    """Whether all records have the same entries."""
+    return all(torch.equal(by_record[0], other) for other in by_record[1:])
 
 
 def same_for_every_size(small: Tensor, large: Tensor) -> None:

@@ -22,8 +22,23 @@ compiler_at_work: Final = get_eval_frame_callback
 transform_at_work: Final = peek_interpreter_stack
 
 
-def _no_training_batch_norm(*args: Any, training: bool = False, **_: Any) -> None:
-    if training or (len(args) > 5 and args[5]):
+HasRecords = Callable[[Tensor], bool]
+"""Whether a tensor carries records; parameters and public tensors do not."""
+
+
+def _no_training_batch_norm(
+    has_records: HasRecords,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    *_: Any,
+    **__: Any,
+) -> None:
+    """Accepted without running statistics on what is computed from parameters, as to standardise weights."""
+    if training and (running_mean is not None or running_var is not None or has_records(input)):
         refuse(
             "no BatchNorm in training mode: its statistics mix the records of a batch",
             "F.batch_norm with training=True",
@@ -31,8 +46,28 @@ def _no_training_batch_norm(*args: Any, training: bool = False, **_: Any) -> Non
         )
 
 
+def _no_batch_norm_of_torch(
+    has_records: HasRecords,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    *_: Any,
+    **__: Any,
+) -> None:
+    """The same with the arguments of torch.batch_norm."""
+    _no_training_batch_norm(has_records, input, running_mean, running_var, weight, bias, training)
+
+
 def _no_tracking_instance_norm(
-    input: Tensor, running_mean: Tensor | None = None, *args: Any, use_input_stats: bool = True, **_: Any
+    _: HasRecords,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    *args: Any,
+    use_input_stats: bool = True,
+    **kwargs: Any,
 ) -> None:
     if running_mean is not None and use_input_stats:
         refuse(
@@ -43,6 +78,7 @@ def _no_tracking_instance_norm(
 
 
 def _no_rewriting_embedding(
+    _: HasRecords,
     input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
@@ -72,7 +108,7 @@ def _no_rewriting_embedding(
 
 
 def _no_random_slopes(
-    input: Tensor, lower: float = 0.0, upper: float = 0.0, training: bool = False, inplace: bool = False
+    _: HasRecords, input: Tensor, lower: float = 0.0, upper: float = 0.0, training: bool = False, inplace: bool = False
 ) -> None:
     if training:
         refuse(
@@ -92,7 +128,7 @@ def _no_grouped_experts(*_: Any, **__: Any) -> None:
 
 FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
     F.batch_norm: _no_training_batch_norm,
-    torch.batch_norm: _no_training_batch_norm,
+    torch.batch_norm: _no_batch_norm_of_torch,
     F.instance_norm: _no_tracking_instance_norm,
     F.embedding: _no_rewriting_embedding,
     F.rrelu: _no_random_slopes,
@@ -100,7 +136,7 @@ FORBIDDEN: dict[Callable[..., Any], Callable[..., None]] = {
 }
 
 
-def refuse_unchecked(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+def refuse_unchecked(func: Callable[..., Any], args: Any, kwargs: Any, has_records: HasRecords) -> None:
     """Refuse a call that writes to an argument without a count, or reads memory of others.
 
     The watch knows a write by the version of a tensor. Statistics of the records would lie in one that counts as
@@ -111,9 +147,10 @@ def refuse_unchecked(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         check: Any = {"ctc_loss": _check_targets, "linalg_eigvals": _check_matrices}.get(name, _check_grid)
         check(*args, **kwargs)
     elif name == "batch_norm":
-        _no_training_batch_norm(*args, **kwargs)
+        check = _no_training_batch_norm if func is F.batch_norm else _no_batch_norm_of_torch
+        check(has_records, *args, **kwargs)
     elif func is F.instance_norm:
-        _no_tracking_instance_norm(*args, **kwargs)
+        _no_tracking_instance_norm(has_records, *args, **kwargs)
     elif _writes_uncounted(name):
         refuse(
             "calls whose writes torch counts",
@@ -203,7 +240,8 @@ def _refuse_reading(came: str) -> None:
         f"{came} at {user_line()}",
         "decide for each record by itself, with torch.where on that record's own values (never on a statistic of the "
         "batch such as x.max()), pad to a public length and mask, and check values before training: a branch or an "
-        "error tells something about the records",
+        "error tells something about the records; for a mixture of experts of transformers, call model."
+        'set_experts_implementation("batched_mm")',
     )
 
 

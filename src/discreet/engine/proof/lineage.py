@@ -86,7 +86,7 @@ class PublicRows:
 UNPROVEN_ROWS: Final = PublicRows()
 
 
-GENERATOR_STATE, CUSTOM_GRAPH = -1, -2
+GENERATOR_STATE, CUSTOM_GRAPH, SPREAD_ROWS = -1, -2, -3
 _ALIGNED: Final = 64  # bytes that a vector of the processor takes at once, at most
 
 
@@ -125,6 +125,7 @@ class Origin:
         self.where = where  # the line that made the call
         # which tensor of the result; GENERATOR_STATE: the state that a draw left; CUSTOM_GRAPH: the tensor of the
         # parent, with a backward pass of the user's own
+        # SPREAD_ROWS: the public tensor of the parent, whose rows get gradients of records
         self.output = output
         self.rows = rows  # of a public tensor whose size follows the number of records
 

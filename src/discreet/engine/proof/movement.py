@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from discreet.engine.proof.forms.provable_call import UnprovableError
 from discreet.engine.trace.capture import RecordAxis
 
 _ROUNDING: Final = 1e-3
@@ -28,7 +29,9 @@ def _entries(half: Tensor, axis: RecordAxis, tensor: Tensor) -> Tensor:
 def _entries_of(half: Tensor, axis: RecordAxis, size: int, axes: int, device: torch.device) -> Tensor:
     entries = half
     if size != len(half):
-        each = size // len(half)
+        each, rest = divmod(size, len(half))
+        if rest:
+            raise UnprovableError("the size of an axis does not follow the number of records")
         entries = half.repeat(each) if axis.minor else half.repeat_interleave(each)
     return entries.view([-1 if i == axis.axis else 1 for i in range(axes)]).to(device)
 

@@ -164,12 +164,14 @@ def _without_dropout(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[
 class Draw:
     """How inputs are drawn: standard normal or uniform on (0, 1); `span` whole numbers from `low` on.
 
-    A model may want positive numbers, or indices above zero.
+    A model may want positive numbers, indices above zero, or whole numbers that are the same along the last axis: the
+    corners of a box are in order then.
     """
 
     positive: bool
     low: int
     span: int
+    is_level: bool = False
 
     def inputs(self, tree: Any, batched: Sequence[bool], rows: int, generator: torch.Generator) -> Any:
         """`tree` with random tensors of `rows` rows where it holds tensors of records."""
@@ -191,7 +193,7 @@ class Draw:
             elif tensor.dtype == torch.bool:
                 tensor[own] = ~tensor[own]
             elif self.span > 1:
-                steps = torch.randint(1, self.span, tensor[own].shape, generator=generator).to(tensor)
+                steps = self._whole(1, self.span - 1, tensor[own].shape, generator).to(tensor)
                 tensor[own] = (tensor[own] - self.low + steps) % self.span + self.low
             return tensor
 
@@ -203,12 +205,22 @@ class Draw:
             dtype = torch.complex64 if like.is_complex() else torch.float32
             kind = torch.rand if self.positive else torch.randn
             return kind(shape, generator=generator, dtype=dtype).to(like)
-        low, span = (0, 2) if like.dtype == torch.bool else (self.low, self.span)
-        return torch.randint(low, low + span, shape, generator=generator).to(like)
+        if like.dtype == torch.bool:
+            return torch.randint(2, shape, generator=generator).to(like)
+        return self._whole(self.low, self.span, shape, generator).to(like)
+
+    def _whole(self, low: int, span: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        """`span` whole numbers from `low` on."""
+        drawn = (*shape[:-1], 1) if self.is_level and len(shape) > 1 else shape
+        return torch.randint(low, low + span, drawn, generator=generator).expand(shape)
 
 
 # Token ids may have to lie below 2 or to be 0, lengths above 0; some models take logarithms.
-DRAWS = tuple(Draw(positive, low, span) for low, span in ((0, 4), (0, 2), (1, 2), (0, 1)) for positive in (False, True))
+DRAWS = (
+    *(Draw(positive, low, span) for low, span in ((0, 4), (0, 2), (1, 2)) for positive in (False, True)),
+    *(Draw(False, 0, span, is_level=True) for span in (4, 2)),
+    *(Draw(positive, 0, 1) for positive in (False, True)),
+)
 
 
 def _where(tree: Any, chosen: Sequence[bool], change: Any) -> Any:

@@ -52,23 +52,21 @@ class Probe:
         """The script of a pass, and the random inputs for SMALL records that showed it.
 
         Refuses what cannot be proven. Random inputs that the model cannot take (it fails, or gives NaN, in
-        which nothing shows) are drawn again from another distribution.
+        which nothing shows) are drawn again from another distribution. If it can take none, the failure that came most
+        often is raised.
         """
         failures: list[Exception] = []
         for draw in DRAWS:
             saved = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
             try:
                 return self._learn(draw)
-            except UnclearError as unclear:
-                _restore(self._model, saved)
-                failures.insert(0, unclear)
-            except Refused:
-                _restore(self._model, saved)
-                raise
             except Exception as error:  # the model's own: it wants other numbers, or fails on all
                 _restore(self._model, saved)
+                if isinstance(error, Refused) and not isinstance(error, UnclearError):
+                    raise
                 failures.append(error)
-        raise failures[0]
+        told = [str(error) for error in failures]
+        raise max(failures, key=lambda one: (told.count(str(one)), isinstance(one, Refused)))
 
     def _learn(self, draw: Draw) -> tuple[ForwardTrace, Any]:
         generator = torch.Generator().manual_seed(PROBE_SEED)

@@ -24,7 +24,7 @@ from torch import Tensor
 from discreet.core.check import refuse
 from discreet.engine.proof.draws.layouts import Layout
 from discreet.engine.proof.forms.small_sizes import named
-from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, PUBLIC, Origin
+from discreet.engine.proof.lineage import GENERATOR_STATE, MIXED, PUBLIC, SPREAD_ROWS, Origin
 from discreet.engine.proof.program_digest import digest_of
 from discreet.engine.proof.verdicts import readable
 from discreet.engine.trace.settings import ELEMENTWISE
@@ -83,18 +83,19 @@ class ProgramComparison:
         return True
 
     def _bare(self, one: Origin, other: Origin) -> tuple[Origin, Origin]:
-        """Without `contiguous` of several records where the one record of the other batch has a contiguous tensor.
+        """Without the mark of rows that get gradients, and without `contiguous` of several records where the one record
+        of the other batch has a contiguous tensor.
 
         The same call gave that back, as more memory is contiguous for one record. Any other copy is a choice of the
         program, and rounds otherwise: kernels go by strides.
         """
         pair, several = [one, other], int(self.sizes[0] == 1)
-        while 1 in self.sizes and self.sizes[0] != self.sizes[1] and _is_contiguous(pair[several]):
+        while 1 in self.sizes and self.sizes[0] != self.sizes[1] and _is_contiguous(_unmarked(pair[several])):
             alone = pair[1 - several]
-            if _is_contiguous(alone) or alone.is_loose:
+            if _is_contiguous(_unmarked(alone)) or alone.is_loose:
                 break
-            pair[several] = pair[several].parents[0]
-        return pair[0], pair[1]
+            pair[several] = _unmarked(pair[several]).parents[0]
+        return _unmarked(pair[0]), _unmarked(pair[1])
 
     def alike(self, one: Any, other: Any) -> bool:
         """Numbers are equal, or follow the number of records as they did in the proof of the call."""
@@ -229,6 +230,10 @@ _BY_ENTRIES: Final = ELEMENTWISE | named(
     *("poisson_nll_loss", "layer_norm"),  # whose axes are the last ones, behind that of the record
 )
 _FROM_THE_END: Final = named("sum", "mean", "amax", "amin", "softmax", "log_softmax", "logsumexp", "norm", "var", "std")
+
+
+def _unmarked(origin: Origin) -> Origin:
+    return origin.parents[0] if origin.output == SPREAD_ROWS else origin
 
 
 def _goes_by_no_axis(origin: Origin, lost: set[int]) -> bool:

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from discreet.engine.proof.blame import GRADIENTS, UNKNOWN
-from discreet.engine.trace.capture import DATA_GET
 
 _GETTERS: Final = (
     *("shape", "dtype", "device", "requires_grad", "ndim", "layout", "is_leaf", "is_cuda", "is_sparse", "names"),
@@ -49,11 +48,6 @@ HOOKS: Final = {
 }
 
 
-SAME: Final[dict[Any, Any]] = {
-    DATA_GET: Tensor.detach,  # writes are counted
-    getattr(Tensor, "requires_grad").__set__: Tensor.requires_grad_,  # noqa: B009, it gives the tensor back
-}
-"""Functions that are called in place of others, since they show what they do."""
 DATA_SET: Final = Tensor.data.__set__  # type: ignore[attr-defined]
 TO_MEMORY: Final = frozenset(
     [

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from discreet.core.check import refuse
+from discreet.core.check import refuse, require
 from discreet.engine.trace.containers import attributes_of, rebuilt
 from discreet.engine.trace.library_questions import public_answer
 
@@ -185,6 +185,11 @@ class Marks:
 
 
 DATA_GET: Final = Tensor.data.__get__  # type: ignore[attr-defined]
+SAME: Final[dict[Any, Any]] = {
+    DATA_GET: Tensor.detach,  # writes are counted
+    getattr(Tensor, "requires_grad").__set__: Tensor.requires_grad_,  # noqa: B009, it gives the tensor back
+}
+"""Functions that are called in place of others, since they show what they do."""
 _BRANCHES = (Tensor, tuple, list, dict)
 
 
@@ -256,13 +261,12 @@ class CallWatch(TorchFunctionMode):
 
     def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one call of the pass."""
-        if func == DATA_GET:
-            func = Tensor.detach  # the same, but writes are counted
+        func = SAME.get(func, func)
         answer = public_answer(func)
         if answer is not None and any(map(self._follower.has_records, tensors_in(args))):
             return answer  # public tensors have an answer of their own
         if func in self._forbidden:
-            self._forbidden[func](*args, **kwargs)
+            self._forbidden[func](self._follower.has_records, *args, **kwargs)
         tensors = tensors_of_call(args, kwargs)
         known = self._follower.tracked if torch.is_grad_enabled() else {}
         found = [known[id(tensor)] for tensor in tensors if id(tensor) in known]
@@ -273,20 +277,42 @@ class CallWatch(TorchFunctionMode):
                 result = self._decompositions[func](*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if func in IN_PLACE:
-            return self._in_place(func, args, kwargs, found)
-        _refuse_other_in_place(func, args, found)
-        return self._follower.call(func, args, kwargs, found)
+        if not _is_in_place(func):
+            return self._follower.call(func, args, kwargs, found)
+        if args and id(args[0]) in known:
+            return self._in_derived(func, args, kwargs, found)
+        require(
+            func in IN_PLACE,
+            "a call that makes a new tensor",
+            f"the in-place call {name_of(func)} with parameter {found[0].name}",
+            "use torch.where, torch.cat or an ordinary expression instead of writing into a tensor; for speech models "
+            "of transformers, apply_spec_augment=False",
+        )
+        return self._in_place(func, args, kwargs, found)
+
+    def _in_derived(self, func: Any, args: Any, kwargs: Any, found: list[Tracked]) -> Any:
+        """Write into what was derived from parameters alone: autograd changes its graph, and that of its views.
+
+        Calls on it that came before are refused when their gradients are taken, as an input of theirs has changed.
+        """
+        target, tracked = args[0], self._follower.tracked
+        if not tracked[id(target)].parents or any(map(self._follower.has_records, tensors_of_call(args, kwargs))):
+            refuse(
+                "no in-place change of a parameter, and of what is computed from parameters none by records",
+                f"{name_of(func)} on {found[0].name}",
+                "compute a new tensor instead",
+            )
+        result = self._follower.call(func, args, kwargs, found)
+        with torch._C.DisableTorchFunction():
+            memory = target.untyped_storage()._cdata
+            views = [one for one in tracked.values() if one.tensor.untyped_storage()._cdata == memory]
+        for one in views:
+            tracked[id(one.tensor)] = Tracked(one.name, one.tensor, (one, *found), func, tuple(args), dict(kwargs))
+        return result
 
     def _in_place(self, func: Any, args: Any, kwargs: Any, found: list[Tracked]) -> Any:
         """x += p as x.copy_(x + p): the use is recorded on the copy, aliases of x still see the change."""
         target, *rest = args
-        if id(target) in self._follower.tracked:
-            refuse(
-                "no in-place change of a parameter in the forward pass",
-                f"{name_of(func)} on {found[0].name}",
-                "compute a new tensor instead",
-            )
         result = self._follower.call(IN_PLACE[func], (target.clone(), *rest), kwargs, found)
         return target.copy_(result)
 
@@ -308,14 +334,9 @@ def bare_name(func: Callable[..., Any]) -> str:
     return name_of(func).partition(".")[0].strip("_")
 
 
-def _refuse_other_in_place(func: Callable[..., Any], args: Any, found: list[Tracked]) -> None:
+def _is_in_place(func: Callable[..., Any]) -> bool:
+    """Whether a function writes to its first argument, by its name."""
     name = name_of(func)
-    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
-        if name in ("__index__", "__int__", "__invert__", "requires_grad_", "retain_grad_"):
-            return
-        refuse(
-            "a call that makes a new tensor",
-            f"the in-place call {name} with parameter {found[0].name}",
-            "use torch.where, torch.cat or an ordinary expression instead of writing into a tensor; for speech models "
-            "of transformers, apply_spec_augment=False",
-        )
+    if name in ("__index__", "__int__", "__invert__", "requires_grad_", "retain_grad_"):
+        return False
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")

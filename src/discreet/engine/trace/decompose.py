@@ -260,7 +260,7 @@ def repeat(tensor: Tensor, *sizes: Any) -> Tensor:
     alone = [size for length in shape for size in (1, length)]
     copied = [size for pair in zip(counts, shape, strict=True) for size in pair]
     whole = [count * length for count, length in zip(counts, shape, strict=True)]
-    return tensor.reshape(alone).expand(copied).reshape(whole)
+    return tensor.reshape(alone).expand(copied).reshape(whole).contiguous()  # a copy, as torch makes it
 
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
